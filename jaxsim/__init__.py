@@ -1,0 +1,9 @@
+"""jaxsim: mechanisms with impacts and contact, batched and differentiable, in JAX."""
+
+from jaxsim import schemes, systems
+from jaxsim.schemes import GearGuptaLeimkuhler, Moreau
+from jaxsim.simulate import simulate
+from jaxsim.system import mechanism
+from jaxsim.trajectory import SimulationError, Trajectory
+
+__all__ = ["GearGuptaLeimkuhler", "Moreau", "SimulationError", "Trajectory", "mechanism", "schemes", "simulate", "systems"]

@@ -1,0 +1,1 @@
+"""Contact laws. They know nothing of mechanisms or schemes."""

@@ -1,0 +1,173 @@
+"""Impulses of unilateral contacts with Coulomb friction, by exact complementarity.
+
+With the Delassus matrix D and the constraint directions stacked as (normal, tangential), a step has to find
+
+    xi_N = D_NN L_N + D_NT L_T + b_N,    0 <= xi_N  _|_  L_N >= 0
+    xi_T = D_TN L_N + D_TT L_T + b_T,    L_T = prox_[-mu L_N, mu L_N](L_T - r xi_T)
+
+over the contacts that are active. The combinatorial part, which contact is closed and which way it slides, is solved
+exactly and once (`contact_rows`: closed form for one or two frictionless contacts, Lemke's pivoting otherwise); the
+impulses then solve a linear system (`solve_rows`), through which derivatives pass. Iterating over single contacts
+(Gauss-Seidel) is no substitute: two corners of one rigid body are coupled so strongly that it needs hundreds of sweeps.
+"""
+
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Bool, Float
+
+from jaxsim.solve import solve
+
+
+def prox_nonnegative(x: Float[Array, "*shape"]) -> Float[Array, "*shape"]:
+    """Proximal point on the non-negative reals, max(x, 0), with derivative 0 at x = 0 as in (47)."""
+    return jnp.where(x > 0, x, 0.0)
+
+
+def prox_interval(x: Float[Array, "*shape"], radius: Float[Array, "*shape"]) -> Float[Array, "*shape"]:
+    """Proximal point on [-radius, radius]; radius >= 0."""
+    return jnp.where(x > radius, radius, jnp.where(x < -radius, -radius, x))
+
+
+class Rows(NamedTuple):
+    """One linear row per multiplier: xi = 0 where `free`, else `fixed` @ L = 0."""
+
+    free: Bool[Array, " m"]
+    fixed: Float[Array, "m m"]
+
+
+def contact_rows(
+    D: Float[Array, "m m"],
+    b: Float[Array, " m"],
+    active: Bool[Array, " contacts"],
+    friction: Float[Array, " contacts"] | None = None,
+) -> Rows:
+    """Which multipliers are at work: the solution's rows, frictionless (m = contacts) or with Coulomb (m = 2 contacts).
+
+    The answer is combinatorial and carries no derivative.
+    """
+    D, b = jax.lax.stop_gradient((D, b))
+    if friction is None:
+        return Rows(complementarity_set(D, b, active), jnp.eye(b.size, dtype=b.dtype))
+    return _coulomb_rows(D, b, active, jax.lax.stop_gradient(friction))
+
+
+def solve_rows(D: Float[Array, "m m"], b: Float[Array, "m *columns"], rows: Rows) -> Float[Array, "m *columns"]:
+    """L with D L + b = 0 on the free rows and `fixed` @ L = 0 on the others."""
+    free = rows.free[:, None]
+    rhs = jnp.where(free, -b.reshape(b.shape[0], -1), 0.0).reshape(b.shape)
+    return solve(jnp.where(free, D, rows.fixed), rhs)
+
+
+def natural_residual(
+    D: Float[Array, "m m"],
+    xi: Float[Array, " m"],
+    impulse: Float[Array, " m"],
+    active: Bool[Array, " contacts"],
+    friction: Float[Array, " contacts"] | None = None,
+) -> Float[Array, ""]:
+    """Largest violation of the contact law as a velocity: D_ii (L_i - prox(L_i - xi_i / D_ii)); 0 without contacts."""
+    contacts = active.size
+    scaled = impulse * jnp.diagonal(D)
+    gap_part = scaled[:contacts] - prox_nonnegative(scaled[:contacts] - xi[:contacts])
+    violation = jnp.where(active, jnp.abs(gap_part), 0.0)
+    if friction is not None:
+        radius = friction * prox_nonnegative(impulse[:contacts]) * jnp.diagonal(D)[contacts:]
+        slip_part = scaled[contacts:] - prox_interval(scaled[contacts:] - xi[contacts:], radius)
+        violation = jnp.maximum(violation, jnp.where(active, jnp.abs(slip_part), 0.0))
+    return jnp.max(violation, initial=0.0)
+
+
+def complementarity_set(
+    D: Float[Array, "n n"], b: Float[Array, " n"], active: Bool[Array, " n"]
+) -> Bool[Array, " n"]:
+    """Where L_i > 0 in 0 <= D L + b _|_ L >= 0, over the active indices."""
+    if b.size == 0:
+        return active
+    if b.size == 1:
+        return active & (b < 0)
+    if b.size == 2:
+        return _set_of_two(D, b, active)
+    return _lemke(*_masked(D, b, active), 16 * b.size) & active
+
+
+def _set_of_two(D: Array, b: Array, active: Array) -> Array:
+    # Both if that gives impulses of the right sign, else the one that leaves the other's velocity non-negative.
+    alone = prox_nonnegative(jnp.where(active, -b / jnp.diagonal(D), 0.0))
+    both = solve(D, -b)
+    use_both = jnp.all(active & (both >= 0))
+    first_suffices = ~active[1] | (b[1] + D[1, 0] * alone[0] >= 0)
+    first = active[0] & (first_suffices | use_both) & (alone[0] > 0) | use_both
+    second = (active[1] & (~active[0] | ~first_suffices) & (alone[1] > 0)) | use_both
+    return jnp.stack([first, second])
+
+
+def _masked(M: Array, q: Array, active: Array) -> tuple[Array, Array]:
+    # An inactive index becomes w = z + 1, whose solution is z = 0.
+    keep = active[:, None] & active[None, :]
+    return jnp.where(keep, M, jnp.eye(q.size, dtype=M.dtype)), jnp.where(active, q, 1.0)
+
+
+def _coulomb_rows(D: Array, b: Array, active: Array, friction: Array) -> Rows:
+    # Planar Coulomb friction as a linear complementarity problem (Glocker, Set-Valued Force Laws, ch. 6):
+    # w = (xi_N, xi_R, L_L), z = (L_N, L_R, xi_L) with xi_T = xi_R - xi_L, L_R = mu L_N + L_T, L_L = mu L_N - L_T.
+    k = active.size
+    scale = 1 / jnp.sqrt(jnp.diagonal(D))  # unit Delassus diagonal: one tolerance fits all rows
+    G = D * scale[:, None] * scale[None, :]
+    c = b * scale
+    mu = friction * scale[:k] / scale[k:]
+    zero, unit = jnp.zeros((k, k), D.dtype), jnp.eye(k, dtype=D.dtype)
+    M = jnp.block([
+        [G[:k, :k] - G[:k, k:] * mu, G[:k, k:], zero],
+        [G[k:, :k] - G[k:, k:] * mu, G[k:, k:], unit],
+        [2 * jnp.diag(mu), -unit, zero],
+    ])
+    q = jnp.concatenate([c, jnp.zeros(k, D.dtype)])
+    basic = _lemke(*_masked(M, q, jnp.tile(active, 3)), 48 * k)
+    closed, right, left = basic[:k] & active, basic[k : 2 * k], basic[2 * k :]
+    sticks = closed & right & ~left
+    slides = jnp.where(left, 1.0, -1.0) * closed  # direction of the friction impulse, against the slip
+    return Rows(
+        jnp.concatenate([closed, sticks]),
+        jnp.block([[unit, zero], [-jnp.diag(slides * friction), unit]]),
+    )
+
+
+def _lemke(M: Array, q: Array, max_pivots: int) -> Array:
+    """Basic z of w = M z + q, w, z >= 0, w _|_ z (Lemke 1965; Cottle, Pang, Stone, The LCP, algorithm 4.4.5).
+
+    Where it ends on a ray or runs out of pivots the set is not a solution, which the caller's residual shows.
+    """
+    n = q.size
+    artificial = 2 * n
+    rows = jnp.arange(n)
+
+    def pivot(tableau: Array, basis: Array, row: Array, column: Array) -> tuple[Array, Array]:
+        here = rows == row
+        pivot_row = tableau[row] / tableau[row, column]
+        swept = tableau - jnp.where(here, 0.0, tableau[:, column])[:, None] * pivot_row
+        return jnp.where(here[:, None], pivot_row, swept), jnp.where(here, column, basis)
+
+    def body(carry):
+        tableau, basis, entering, count, _ = carry
+        column = tableau[:, entering]
+        ratios = jnp.where(column > 1e-12, tableau[:, -1] / jnp.where(column > 1e-12, column, 1.0), jnp.inf)
+        smallest = jnp.min(ratios)
+        ends = (basis == artificial) & (ratios <= smallest + 1e-14)  # on a tie the artificial variable leaves first
+        row = jnp.where(jnp.any(ends), jnp.argmax(ends), jnp.argmin(ratios))
+        leaving = basis[row]
+        swept, new_basis = pivot(tableau, basis, row, entering)
+        ray = ~jnp.isfinite(smallest)
+        tableau, basis = jnp.where(ray, tableau, swept), jnp.where(ray, basis, new_basis)
+        entering = jnp.where(leaving < n, leaving + n, leaving - n)
+        return tableau, basis, entering, count + 1, ray | (leaving == artificial)
+
+    start = jnp.concatenate([jnp.eye(n, dtype=M.dtype), -M, -jnp.ones((n, 1), M.dtype), q[:, None]], axis=1)
+    worst = jnp.argmin(q)
+    trivial = ~(q[worst] < 0)
+    tableau, basis = pivot(start, rows, worst, jnp.asarray(artificial))
+    carry = (tableau, basis, worst + n, jnp.asarray(1), trivial)
+    _, basis, _, _, _ = jax.lax.while_loop(lambda c: ~c[4] & (c[3] < max_pivots), body, carry)
+    basic = jnp.any(basis[None, :] == (rows + n)[:, None], axis=1)
+    return basic & ~trivial

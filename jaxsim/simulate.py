@@ -1,0 +1,315 @@
+"""The rollout: many steps of one scheme as one compiled loop."""
+
+import functools
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Bool, Float, Int
+
+from jaxsim.schemes.state import State, StepInfo
+from jaxsim.system import constraint_rate, energy, gap_rate
+from jaxsim.trajectory import Trajectory
+
+
+def simulate(
+    system: Any,
+    q0: Float[Array, " n"] | Any,
+    v0: Float[Array, " n"] | Any,
+    *,
+    dt: float | Float[Array, ""],
+    num_steps: int,
+    scheme: Any,
+    save_every: int = 1,
+    t0: float | Float[Array, ""] = 0.0,
+    progress: bool = False,
+    max_penetration: float = 1e-6,
+    allow_float32: bool = False,
+) -> Trajectory:
+    """Simulate `num_steps` steps of length `dt` from (q0, v0) at time t0.
+
+    Args:
+        system: a mechanism (see `jaxsim.mechanism`); its fields may be traced or differentiated.
+        q0, v0: coordinates and velocities at t0, shape (n,).
+        dt: step [s]; the time of step i is t0 + i dt, never accumulated.
+        num_steps: how many steps; a multiple of `save_every`.
+        scheme: `jaxsim.Moreau()`, `jaxsim.GearGuptaLeimkuhler()`, or any frozen dataclass with
+            `step(system, state, t, dt) -> (state, info)`.
+        save_every: store every so many steps. Impulses and iterations are summed over the steps between; extremes and
+            failures cover all steps.
+        progress: show a progress bar (needs tqdm); at most 100 updates, ignored inside jit, vmap or grad.
+        max_penetration: a start with a gap below minus this, or a joint open by more than this, is refused [m].
+        allow_float32: permit single precision, which cannot resolve the small gaps of an impacting mechanism.
+
+    Returns:
+        `Trajectory` with time-major arrays of num_steps / save_every + 1 rows, the first of them the start.
+
+    Raises:
+        ValueError: shapes that do not fit, dt <= 0, a start that penetrates, restitution outside [0, 1], a negative
+            friction coefficient, non-finite parameters; before anything is traced.
+        TypeError: float32 without permission, a scheme without `step`, non-integer counts.
+
+    A step that fails to converge raises nothing: see `Trajectory.raise_if_failed`.
+
+    >>> import jaxsim
+    >>> ball = jaxsim.systems.BouncingBall(restitution=0.5)
+    >>> run = jaxsim.simulate(ball, [1.0], [0.0], dt=1e-3, num_steps=1000, scheme=jaxsim.Moreau())
+    >>> run.q.shape, round(float(run.min_gap[0]), 4)
+    ((1001, 1), -0.0022)
+    """
+    num_steps, save_every = _count("num_steps", num_steps), _count("save_every", save_every)
+    if num_steps % save_every:
+        raise ValueError(f"num_steps = {num_steps} is not a multiple of save_every = {save_every}")
+    if not callable(getattr(scheme, "step", None)) or isinstance(scheme, type):
+        raise TypeError(f"scheme must be an object with a method step(system, state, t, dt), got {scheme!r}")
+    system, state, t0, dt = _as_arrays(system, q0, v0, t0, dt, allow_float32)
+    _check_shapes(system, state)
+    _check_values(system, state, t0, dt, max_penetration)
+
+    rows = num_steps // save_every
+    run = functools.partial(_rollout, system, t0=t0, dt=dt, scheme=scheme, save_every=save_every)
+    first, tally = _start(system, state, t0)
+    if progress and not _is_traced(system, state, t0, dt):
+        parts, tally = _run_in_parts(run, state, tally, rows, save_every)
+    else:
+        state, tally, part = run(state, tally, jnp.asarray(0), rows=rows)
+        parts = [part]
+    stored = jax.tree.map(lambda *pieces: jnp.concatenate(pieces), first, *parts)
+    return Trajectory(
+        t=stored.t,
+        q=stored.q,
+        v=stored.v,
+        gap=stored.gap,
+        gap_rate=stored.gap_rate,
+        energy=stored.energy,
+        impulse=stored.between.impulse,
+        friction_impulse=stored.between.friction_impulse,
+        joint_impulse=stored.between.joint_impulse,
+        iterations=stored.between.iterations,
+        converged=stored.between.converged,
+        min_gap=tally.min_gap,
+        closed_steps=tally.closed_steps,
+        steps_in_contact=tally.steps_in_contact,
+        failed_step=tally.failed_step,
+        failed_time=jnp.where(tally.failed_step < 0, jnp.nan, t0 + tally.failed_step * dt),
+        failed_residual=tally.failed_residual,
+        failed_active=tally.failed_active,
+        dt=dt,
+        num_steps=num_steps,
+    )
+
+
+class _Between(NamedTuple):
+    """What happened in the steps since the last stored row."""
+
+    impulse: Float[Array, " contacts"]
+    friction_impulse: Float[Array, " contacts"]
+    joint_impulse: Float[Array, " joints"]
+    iterations: Int[Array, ""]
+    converged: Bool[Array, ""]
+
+
+class _Row(NamedTuple):
+    t: Float[Array, ""]
+    q: Float[Array, " n"]
+    v: Float[Array, " n"]
+    gap: Float[Array, " contacts"]
+    gap_rate: Float[Array, " contacts"]
+    energy: Float[Array, ""]
+    between: _Between
+
+
+class _Tally(NamedTuple):
+    """What is known of all steps, stored or not."""
+
+    min_gap: Float[Array, " contacts"]
+    closed_steps: Int[Array, " contacts"]
+    steps_in_contact: Int[Array, ""]
+    failed_step: Int[Array, ""]
+    failed_residual: Float[Array, ""]
+    failed_active: Bool[Array, " contacts"]
+
+
+def _row(system: Any, t: Array, state: State, between: _Between) -> _Row:
+    q, v = state
+    return _Row(t, q, v, system.gap(t, q), gap_rate(system, t, q, v), energy(system, t, q, v), between)
+
+
+def _nothing_between(contacts: int, joints: int, dtype: Any) -> _Between:
+    return _Between(
+        jnp.zeros(contacts, dtype), jnp.zeros(contacts, dtype), jnp.zeros(joints, dtype), jnp.asarray(0), jnp.asarray(True)
+    )
+
+
+@jax.jit
+def _start(system: Any, state: State, t0: Array) -> tuple[_Row, _Tally]:
+    gap = system.gap(t0, state.q)
+    joints = system.constraint(t0, state.q).size
+    row = _row(system, t0, state, _nothing_between(gap.size, joints, gap.dtype))
+    tally = _Tally(
+        min_gap=gap,
+        closed_steps=jnp.zeros(gap.size, int),
+        steps_in_contact=jnp.asarray(0),
+        failed_step=jnp.asarray(-1),
+        failed_residual=jnp.zeros((), gap.dtype),
+        failed_active=jnp.zeros(gap.size, bool),
+    )
+    return jax.tree.map(lambda x: x[None], row), tally
+
+
+@functools.partial(jax.jit, static_argnames=("scheme", "rows", "save_every"))
+def _rollout(
+    system: Any, state: State, tally: _Tally, first_step: Array, *, t0: Array, dt: Array, scheme: Any, rows: int, save_every: int
+) -> tuple[State, _Tally, _Row]:
+    nothing = _nothing_between(tally.min_gap.size, system.constraint(t0, state.q).size, state.q.dtype)
+
+    def step(carry, i):
+        state, tally, between = carry
+        state, info = scheme.step(system, state, t0 + i * dt, dt)
+        between = _Between(
+            between.impulse + info.impulse,
+            between.friction_impulse + info.friction_impulse,
+            between.joint_impulse + info.joint_impulse,
+            between.iterations + info.iterations,
+            between.converged & info.converged,
+        )
+        return (state, _count_step(tally, system.gap(t0 + (i + 1) * dt, state.q), info, i), between), None
+
+    def row(carry, r):
+        state, tally = carry
+        begin = first_step + r * save_every
+        (state, tally, between), _ = jax.lax.scan(step, (state, tally, nothing), begin + jnp.arange(save_every))
+        return (state, tally), _row(system, t0 + (begin + save_every) * dt, state, between)
+
+    (state, tally), stored = jax.lax.scan(row, (state, tally), jnp.arange(rows))
+    return state, tally, stored
+
+
+def _count_step(tally: _Tally, gap: Array, info: StepInfo, i: Array) -> _Tally:
+    closed = jax.lax.stop_gradient(info.impulse) > 0
+    fails = ~info.converged & (tally.failed_step < 0)
+    return _Tally(
+        min_gap=jnp.minimum(tally.min_gap, gap),
+        closed_steps=tally.closed_steps + closed,
+        steps_in_contact=tally.steps_in_contact + jnp.any(closed),
+        failed_step=jnp.where(fails, i, tally.failed_step),
+        failed_residual=jnp.where(fails, info.residual, tally.failed_residual),
+        failed_active=jnp.where(fails, info.active, tally.failed_active),
+    )
+
+
+def _run_in_parts(run: Any, state: State, tally: _Tally, rows: int, save_every: int) -> tuple[list[_Row], _Tally]:
+    # The same loop, cut into at most 100 calls: the bar costs no host callback inside the compiled loop.
+    from tqdm.auto import tqdm
+
+    length = -(-rows // 100)
+    parts = []
+    with tqdm(total=rows * save_every, unit="step", unit_scale=True) as bar:
+        for begin in range(0, rows, length):
+            part_rows = min(length, rows - begin)
+            state, tally, part = run(state, tally, jnp.asarray(begin * save_every), rows=part_rows)
+            parts.append(jax.block_until_ready(part))
+            bar.update(part_rows * save_every)
+    return parts, tally
+
+
+def _as_arrays(system: Any, q0: Any, v0: Any, t0: Any, dt: Any, allow_float32: bool) -> tuple[Any, State, Array, Array]:
+    dtype = jnp.result_type(float)  # float64 where x64 is on
+    if dtype != jnp.float64 and not allow_float32:
+        raise TypeError(
+            "jaxsim needs float64, float32 cannot resolve the gaps of an impacting mechanism: call "
+            "jax.config.update('jax_enable_x64', True) first, or pass allow_float32=True"
+        )
+    for name, value in (("q0", q0), ("v0", v0)):
+        if allow_float32 or not hasattr(value, "dtype"):
+            continue
+        if value.dtype == np.float32:
+            raise TypeError(f"{name} is float32; convert it to float64, or pass allow_float32=True")
+    if allow_float32 and all(getattr(x, "dtype", None) == np.float32 for x in (q0, v0)):
+        dtype = jnp.dtype("float32")
+    cast = functools.partial(jnp.asarray, dtype=dtype)
+    try:
+        system = jax.tree.map(cast, system)
+    except (TypeError, ValueError) as error:
+        raise TypeError(f"a field of {type(system).__name__} is not a number or an array of numbers: {system!r}") from error
+    return system, State(cast(q0), cast(v0)), cast(t0), cast(dt)
+
+
+def _check_shapes(system: Any, state: State) -> None:
+    q, v = state
+    if q.ndim != 1 or v.shape != q.shape:
+        raise ValueError(
+            f"q0 and v0 must be vectors of the same length, got shapes {q.shape} and {v.shape}; "
+            "for many starts at once wrap simulate in jax.vmap"
+        )
+    n, t = q.size, jnp.zeros((), q.dtype)
+    shapes = {
+        "mass_matrix(q)": (jax.eval_shape(system.mass_matrix, q), (n, n)),
+        "force(t, q, v)": (jax.eval_shape(system.force, t, q, v), (n,)),
+        "potential_energy(t, q)": (jax.eval_shape(system.potential_energy, t, q), ()),
+        "gap(t, q)": (jax.eval_shape(system.gap, t, q), (None,)),
+        "constraint(t, q)": (jax.eval_shape(system.constraint, t, q), (None,)),
+    }
+    contacts = shapes["gap(t, q)"][0]
+    if hasattr(system, "slip"):
+        shapes["slip(t, q, v)"] = (jax.eval_shape(system.slip, t, q, v), contacts.shape)
+    for name, (result, wanted) in shapes.items():
+        if len(result.shape) != len(wanted) or any(w not in (None, s) for s, w in zip(result.shape, wanted, strict=True)):
+            size = f"({', '.join('any' if w is None else str(w) for w in wanted)})"
+            raise ValueError(
+                f"{type(system).__name__}.{name} has shape {result.shape}, expected {size} for {n} coordinates; "
+                "for a batch of parameters wrap simulate in jax.vmap"
+            )
+    for name in ("restitution", "friction"):
+        value = getattr(system, name, None)
+        if value is not None and jnp.shape(value) not in ((), contacts.shape):
+            raise ValueError(
+                f"{type(system).__name__}.{name} has shape {jnp.shape(value)}, expected one value or one per contact, "
+                f"{contacts.shape}; for a batch of parameters wrap simulate in jax.vmap"
+            )
+    listed = [index for group in system.opposing for index in group]
+    if len(set(listed)) != len(listed) or any(not 0 <= index < contacts.shape[0] for index in listed):
+        raise ValueError(f"{type(system).__name__}.opposing = {system.opposing} does not fit {contacts.shape[0]} contacts")
+
+
+def _check_values(system: Any, state: State, t0: Array, dt: Array, max_penetration: float) -> None:
+    """Everything that is known before tracing; a traced value passes."""
+    name = type(system).__name__
+    if not _is_traced(dt) and not (np.isfinite(dt) and dt > 0):
+        raise ValueError(f"dt = {float(dt)} must be positive and finite")
+    for what, value in (("q0", state.q), ("v0", state.v), ("t0", t0)):
+        if not _is_traced(value) and not np.all(np.isfinite(value)):
+            raise ValueError(f"{what} = {value} is not finite")
+    for path, leaf in jax.tree_util.tree_leaves_with_path(system):
+        if not _is_traced(leaf) and not np.all(np.isfinite(leaf)):
+            raise ValueError(f"{name}{jax.tree_util.keystr(path)} = {leaf} is not finite")
+    eps, mu = getattr(system, "restitution", 0.0), getattr(system, "friction", 0.0)
+    if not _is_traced(eps) and not np.all((np.asarray(eps) >= 0) & (np.asarray(eps) <= 1)):
+        raise ValueError(f"{name}.restitution = {eps} must lie in [0, 1]")
+    if not _is_traced(mu) and not np.all(np.asarray(mu) >= 0):
+        raise ValueError(f"{name}.friction = {mu} must not be negative")
+    if _is_traced(system, state, t0):
+        return
+    gap = np.asarray(system.gap(t0, state.q))
+    if np.any(~(gap >= -max_penetration)):
+        raise ValueError(
+            f"the start penetrates: gap(t0, q0) = {gap}; move q0, or pass a larger max_penetration than {max_penetration}"
+        )
+    joints, rates = system.constraint(t0, state.q), constraint_rate(system, t0, *state)
+    if np.any(~(np.abs(joints) <= max_penetration)):
+        raise ValueError(f"the start violates the joints: constraint(t0, q0) = {joints} is not zero")
+    if np.any(~(np.abs(rates) <= 1e-6 * (1 + np.max(np.abs(state.v))))):
+        raise ValueError(f"the start violates the joints: the rate of constraint(t0, q0) under v0 is {rates}, not zero")
+
+
+def _count(name: str, value: Any) -> int:
+    if isinstance(value, bool) or not isinstance(value, int | np.integer):
+        raise TypeError(f"{name} must be an integer, got {value!r}")
+    if value < 1:
+        raise ValueError(f"{name} = {value} must be at least 1")
+    return int(value)
+
+
+def _is_traced(*trees: Any) -> bool:
+    return any(isinstance(leaf, jax.core.Tracer) for leaf in jax.tree.leaves(trees))
