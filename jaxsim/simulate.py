@@ -6,6 +6,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.flatten_util import ravel_pytree
 from jaxtyping import Array, Bool, Float, Int
 
 from jaxsim.schemes.state import State, StepInfo
@@ -76,33 +77,30 @@ def simulate(
         state, tally, part = run(state, tally, jnp.asarray(0), rows=rows)
         parts = [part]
     stored = jax.tree.map(lambda *pieces: jnp.concatenate(pieces), first, *parts)
+    failure = _Failure(tally.failure[0], tally.failure[1], tally.failure[2:])
     return Trajectory(
-        t=stored.t,
-        q=stored.q,
-        v=stored.v,
-        gap=stored.gap,
-        gap_rate=stored.gap_rate,
-        energy=stored.energy,
-        impulse=stored.between.impulse,
-        friction_impulse=stored.between.friction_impulse,
-        joint_impulse=stored.between.joint_impulse,
-        iterations=stored.between.iterations,
-        converged=stored.between.converged,
+        **stored._asdict(),
         min_gap=tally.min_gap,
         closed_steps=tally.closed_steps,
         steps_in_contact=tally.steps_in_contact,
-        failed_step=tally.failed_step,
-        failed_time=jnp.where(tally.failed_step < 0, jnp.nan, t0 + tally.failed_step * dt),
-        failed_residual=tally.failed_residual,
-        failed_active=tally.failed_active,
+        failed_step=failure.step.astype(int),
+        failed_time=jnp.where(failure.step < 0, jnp.nan, t0 + failure.step * dt),
+        failed_residual=failure.residual,
+        failed_active=failure.active > 0,
         dt=dt,
         num_steps=num_steps,
     )
 
 
-class _Between(NamedTuple):
-    """What happened in the steps since the last stored row."""
+class _Row(NamedTuple):
+    """One stored row; what follows the energy is summed over the steps since the row before."""
 
+    t: Float[Array, ""]
+    q: Float[Array, " n"]
+    v: Float[Array, " n"]
+    gap: Float[Array, " contacts"]
+    gap_rate: Float[Array, " contacts"]
+    energy: Float[Array, ""]
     impulse: Float[Array, " contacts"]
     friction_impulse: Float[Array, " contacts"]
     joint_impulse: Float[Array, " joints"]
@@ -110,14 +108,27 @@ class _Between(NamedTuple):
     converged: Bool[Array, ""]
 
 
-class _Row(NamedTuple):
-    t: Float[Array, ""]
-    q: Float[Array, " n"]
-    v: Float[Array, " n"]
-    gap: Float[Array, " contacts"]
-    gap_rate: Float[Array, " contacts"]
-    energy: Float[Array, ""]
-    between: _Between
+class _Sums(NamedTuple):
+    """What is added up over the steps between two rows, counts among it.
+
+    The loop carries it as one flat vector: every array that it carries is a kernel of its own in the compiled step.
+    """
+
+    impulse: Float[Array, " contacts"]
+    friction_impulse: Float[Array, " contacts"]
+    joint_impulse: Float[Array, " joints"]
+    closed: Float[Array, " contacts"]
+    in_contact: Float[Array, ""]
+    iterations: Float[Array, ""]
+    failures: Float[Array, ""]
+
+
+class _Failure(NamedTuple):
+    """The first step that failed; step = -1 while none has. Flat in the loop, like `_Sums`."""
+
+    step: Float[Array, ""]
+    residual: Float[Array, ""]
+    active: Float[Array, " contacts"]
 
 
 class _Tally(NamedTuple):
@@ -126,35 +137,29 @@ class _Tally(NamedTuple):
     min_gap: Float[Array, " contacts"]
     closed_steps: Int[Array, " contacts"]
     steps_in_contact: Int[Array, ""]
-    failed_step: Int[Array, ""]
-    failed_residual: Float[Array, ""]
-    failed_active: Bool[Array, " contacts"]
+    failure: Float[Array, " flat"]
 
 
-def _row(system: Any, t: Array, state: State, between: _Between) -> _Row:
+def _row(system: Any, t: Array, state: State, sums: _Sums) -> _Row:
     q, v = state
-    return _Row(t, q, v, system.gap(t, q), gap_rate(system, t, q, v), energy(system, t, q, v), between)
-
-
-def _nothing_between(contacts: int, joints: int, dtype: Any) -> _Between:
-    return _Between(
-        jnp.zeros(contacts, dtype), jnp.zeros(contacts, dtype), jnp.zeros(joints, dtype), jnp.asarray(0), jnp.asarray(True)
+    return _Row(
+        *(t, q, v, system.gap(t, q), gap_rate(system, t, q, v), energy(system, t, q, v)),
+        *(sums.impulse, sums.friction_impulse, sums.joint_impulse),
+        *(sums.iterations.astype(int), sums.failures == 0),
     )
+
+
+def _nothing(contacts: int, joints: int, dtype: Any) -> _Sums:
+    zero, per_contact = jnp.zeros((), dtype), jnp.zeros(contacts, dtype)
+    return _Sums(per_contact, per_contact, jnp.zeros(joints, dtype), per_contact, zero, zero, zero)
 
 
 @jax.jit
 def _start(system: Any, state: State, t0: Array) -> tuple[_Row, _Tally]:
     gap = system.gap(t0, state.q)
-    joints = system.constraint(t0, state.q).size
-    row = _row(system, t0, state, _nothing_between(gap.size, joints, gap.dtype))
-    tally = _Tally(
-        min_gap=gap,
-        closed_steps=jnp.zeros(gap.size, int),
-        steps_in_contact=jnp.asarray(0),
-        failed_step=jnp.asarray(-1),
-        failed_residual=jnp.zeros((), gap.dtype),
-        failed_active=jnp.zeros(gap.size, bool),
-    )
+    row = _row(system, t0, state, _nothing(gap.size, system.constraint(t0, state.q).size, gap.dtype))
+    never = _Failure(-jnp.ones((), gap.dtype), jnp.zeros((), gap.dtype), jnp.zeros_like(gap))
+    tally = _Tally(gap, jnp.zeros(gap.size, int), jnp.asarray(0), ravel_pytree(never)[0])
     return jax.tree.map(lambda x: x[None], row), tally
 
 
@@ -162,41 +167,45 @@ def _start(system: Any, state: State, t0: Array) -> tuple[_Row, _Tally]:
 def _rollout(
     system: Any, state: State, tally: _Tally, first_step: Array, *, t0: Array, dt: Array, scheme: Any, rows: int, save_every: int
 ) -> tuple[State, _Tally, _Row]:
-    nothing = _nothing_between(tally.min_gap.size, system.constraint(t0, state.q).size, state.q.dtype)
+    contacts, joints = tally.min_gap.size, system.constraint(t0, state.q).size
+    nothing, unravel = ravel_pytree(_nothing(contacts, joints, state.q.dtype))
 
     def step(carry, i):
-        state, tally, between = carry
+        state, sums, min_gap, failure = carry
         state, info = scheme.step(system, state, t0 + i * dt, dt)
-        between = _Between(
-            between.impulse + info.impulse,
-            between.friction_impulse + info.friction_impulse,
-            between.joint_impulse + info.joint_impulse,
-            between.iterations + info.iterations,
-            between.converged & info.converged,
-        )
-        return (state, _count_step(tally, system.gap(t0 + (i + 1) * dt, state.q), info, i), between), None
+        sums = sums + _sums_of(info, sums.dtype)
+        min_gap = jnp.minimum(min_gap, system.gap(t0 + (i + 1) * dt, state.q))
+        first = ~info.converged & (failure[0] < 0)
+        this = _Failure(i.astype(failure.dtype), info.residual, info.active.astype(failure.dtype))
+        failure = jnp.where(first, jax.lax.stop_gradient(ravel_pytree(this)[0]), failure)
+        return (state, sums, min_gap, failure), None
 
     def row(carry, r):
         state, tally = carry
         begin = first_step + r * save_every
-        (state, tally, between), _ = jax.lax.scan(step, (state, tally, nothing), begin + jnp.arange(save_every))
-        return (state, tally), _row(system, t0 + (begin + save_every) * dt, state, between)
+        carry = (state, nothing, tally.min_gap, tally.failure)
+        (state, flat, min_gap, failure), _ = jax.lax.scan(step, carry, begin + jnp.arange(save_every))
+        sums = unravel(flat)
+        tally = _Tally(
+            min_gap,
+            tally.closed_steps + sums.closed.astype(int),
+            tally.steps_in_contact + sums.in_contact.astype(int),
+            failure,
+        )
+        return (state, tally), _row(system, t0 + (begin + save_every) * dt, state, sums)
 
     (state, tally), stored = jax.lax.scan(row, (state, tally), jnp.arange(rows))
     return state, tally, stored
 
 
-def _count_step(tally: _Tally, gap: Array, info: StepInfo, i: Array) -> _Tally:
+def _sums_of(info: StepInfo, dtype: Any) -> Float[Array, " flat"]:
     closed = jax.lax.stop_gradient(info.impulse) > 0
-    fails = ~info.converged & (tally.failed_step < 0)
-    return _Tally(
-        min_gap=jnp.minimum(tally.min_gap, gap),
-        closed_steps=tally.closed_steps + closed,
-        steps_in_contact=tally.steps_in_contact + jnp.any(closed),
-        failed_step=jnp.where(fails, i, tally.failed_step),
-        failed_residual=jnp.where(fails, info.residual, tally.failed_residual),
-        failed_active=jnp.where(fails, info.active, tally.failed_active),
+    counts = (jnp.any(closed), info.iterations, ~info.converged)
+    sums = _Sums(
+        *(info.impulse, info.friction_impulse, info.joint_impulse, closed.astype(dtype)),
+        *(jnp.asarray(count, dtype) for count in counts),
     )
+    return ravel_pytree(sums)[0]
 
 
 def _run_in_parts(run: Any, state: State, tally: _Tally, rows: int, save_every: int) -> tuple[list[_Row], _Tally]:

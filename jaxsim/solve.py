@@ -36,3 +36,26 @@ def solve(A: Float[Array, "n n"], B: Float[Array, "n *m"]) -> Float[Array, "n *m
         factors = jnp.where(rows == k, 0.0, work[:, k])
         work = jnp.where((rows == k)[:, None], pivot_row, work - factors[:, None] * pivot_row)
     return work[:, n:].reshape(B.shape)
+
+
+def solve_spd(A: Float[Array, "n n"], B: Float[Array, "n *m"]) -> Float[Array, "n *m"]:
+    """A^-1 B for a symmetric positive definite A, such as a mass matrix: no pivoting.
+
+    Up to four unknowns use A = L D L^T written out in scalars, which XLA fuses into one kernel; more go to `solve`.
+    """
+    n = A.shape[0]
+    if not 3 <= n <= 4:
+        return solve(A, B)
+    L = [[jnp.zeros((), A.dtype)] * n for _ in range(n)]
+    D: list[Array] = []
+    for j in range(n):
+        D.append(A[j, j] - sum(L[j][k] ** 2 * D[k] for k in range(j)))
+        for i in range(j + 1, n):
+            L[i][j] = (A[i, j] - sum(L[i][k] * L[j][k] * D[k] for k in range(j))) / D[j]
+    y: list[Array] = []
+    for i, row in enumerate(B.reshape(n, -1)):
+        y.append(row - sum(L[i][k] * y[k] for k in range(i)))
+    x = [y[i] / D[i] for i in range(n)]
+    for i in reversed(range(n)):
+        x[i] = x[i] - sum(L[k][i] * x[k] for k in range(i + 1, n))
+    return jnp.stack(x).reshape(B.shape)

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 from jaxsim.contact.complementarity import contact_rows, solve_rows
 from jaxsim.schemes.moreau import velocity_step
 from jaxsim.schemes.state import State, StepInfo, candidates
-from jaxsim.solve import solve
+from jaxsim.solve import solve_spd
 
 
 @dataclass(frozen=True)
@@ -45,7 +45,7 @@ class DecoupledGearGuptaLeimkuhler:
         gap = system.gap(t + dt, q_star)
         contacts = candidates(system, gap)
         W = contacts.pick(impact.directions)
-        response = W.T if self.metric == "identity" else solve(impact.mass, W.T)
+        response = W.T if self.metric == "identity" else solve_spd(impact.mass, W.T)
         D, violation = W @ response, contacts.pick(gap)
         correction = solve_rows(D, violation, contact_rows(D, violation, violation < 0))
         return State(q_star + response @ correction, impact.v), impact.info

@@ -9,13 +9,13 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import jax
-import jax.flatten_util
 import jax.numpy as jnp
+from jax.flatten_util import ravel_pytree
 from jaxtyping import Array, Bool, Float
 
 from jaxsim.contact.complementarity import contact_rows, prox_interval, prox_nonnegative, solve_rows
 from jaxsim.schemes.state import Candidates, State, StepInfo, candidates
-from jaxsim.solve import solve
+from jaxsim.solve import solve, solve_spd
 from jaxsim.system import constraint_jacobian, constraint_rate, gap_jacobian, gap_rate, has_friction, restitution
 from jaxsim.system import slip_jacobian
 
@@ -213,7 +213,7 @@ class GearGuptaLeimkuhler:
 
     def _step_data(self, system: Any, state: State, t: Any, dt: Any, contacts: Candidates) -> StepData:
         q, v = state
-        inverse_mass = solve(system.mass_matrix(q + dt / 2 * v), jnp.eye(q.size, dtype=q.dtype))
+        inverse_mass = solve_spd(system.mass_matrix(q + dt / 2 * v), jnp.eye(q.size, dtype=q.dtype))
         count = system.gap(t, q).size
         friction = contacts.pick(jnp.broadcast_to(system.friction, (count,))) if has_friction(system) else None
         return StepData(t, dt, q, v, inverse_mass, contacts, contacts.pick(restitution(system, count)), friction)
@@ -257,8 +257,8 @@ class GearGuptaLeimkuhler:
             return Reduced(phi.v, phi.joint_impulse, phi.joint_correction, phi.impulse, phi.correction)
 
         def solve_linear(linear, rhs):
-            flat, unravel = jax.flatten_util.ravel_pytree(rhs)
-            matrix = jax.jacfwd(lambda x: jax.flatten_util.ravel_pytree(linear(unravel(x)))[0])(jnp.zeros_like(flat))
+            flat, unravel = ravel_pytree(rhs)
+            matrix = jax.jacfwd(lambda x: ravel_pytree(linear(unravel(x)))[0])(jnp.zeros_like(flat))
             return unravel(solve(matrix, flat))
 
         return jax.lax.custom_root(function, solution, lambda _, guess: guess, solve_linear)

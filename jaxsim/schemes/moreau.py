@@ -12,7 +12,7 @@ from jaxtyping import Array, Bool, Float
 
 from jaxsim.contact.complementarity import contact_rows, natural_residual, solve_rows
 from jaxsim.schemes.state import Candidates, State, StepInfo, candidates
-from jaxsim.solve import solve
+from jaxsim.solve import solve, solve_spd
 from jaxsim.system import constraint_jacobian, constraint_rate, gap_jacobian, gap_rate, has_friction, restitution
 from jaxsim.system import slip_jacobian
 
@@ -63,7 +63,7 @@ def velocity_step(
     unilateral = sum(row.shape[0] for row in rows)
     directions = jnp.concatenate([*rows, constraint_jacobian(system, t, q)])
 
-    responses = solve(mass, jnp.concatenate([(system.force(t, q, v) * dt)[:, None], directions.T], axis=1))
+    responses = solve_spd(mass, jnp.concatenate([(system.force(t, q, v) * dt)[:, None], directions.T], axis=1))
     free, responses = v + responses[:, 0], responses[:, 1:]
     D = directions @ responses
     b = directions @ free + _offsets(system, t, q, v, contacts, friction is not None)

@@ -44,34 +44,44 @@ class SliderCrank:
 
     def mass_matrix(self, q: Float[Array, "3"]) -> Float[Array, "3 3"]:
         """M of (19)."""
-        coupling = self.l1 * self.l2 * jnp.cos(q[0] - q[1]) * (self.m2 / 2 + self.m3)
+        sin, cos = jnp.sin(q), jnp.cos(q)  # of all angles at once, here and below, so that XLA computes them once a step
+        coupling = self._coupling * (cos[0] * cos[1] + sin[0] * sin[1])
         crank = self.J1 + self.l1**2 * (self.m1 / 4 + self.m2 + self.m3)
         rod = self.J2 + self.l2**2 * (self.m2 / 4 + self.m3)
         return jnp.array([[crank, coupling, 0], [coupling, rod, 0], [0, 0, self.J3]])
 
     def force(self, t, q: Float[Array, "3"], v: Float[Array, "3"]) -> Float[Array, "3"]:
         """h of (20)."""
-        coupling = self.l1 * self.l2 * jnp.sin(q[0] - q[1]) * (self.m2 / 2 + self.m3)
-        weight1 = self.gravity * self.l1 * (self.m1 / 2 + self.m2 + self.m3)
-        weight2 = self.gravity * self.l2 * (self.m2 / 2 + self.m3)
+        sin, cos = jnp.sin(q), jnp.cos(q)
+        coupling = self._coupling * (sin[0] * cos[1] - cos[0] * sin[1])
+        weight1, weight2 = self._weights
         return jnp.array([
-            -coupling * v[1] ** 2 - weight1 * jnp.cos(q[0]),
-            coupling * v[0] ** 2 - weight2 * jnp.cos(q[1]),
+            -coupling * v[1] ** 2 - weight1 * cos[0],
+            coupling * v[0] ** 2 - weight2 * cos[1],
             jnp.zeros_like(q[2]),
         ])
 
     def gap(self, t, q: Float[Array, "3"]) -> Float[Array, "4"]:
         """g1..g4 of (14)-(17)."""
-        y = self.l1 * jnp.sin(q[0]) + self.l2 * jnp.sin(q[1])
-        tilt = self.a * jnp.sin(q[2])
-        half = self.d / 2 - self.b * jnp.cos(q[2])
+        sin, cos = jnp.sin(q), jnp.cos(q)
+        y = self.l1 * sin[0] + self.l2 * sin[1]
+        tilt = self.a * sin[2]
+        half = self.d / 2 - self.b * cos[2]
         return jnp.array([half - y + tilt, half - y - tilt, half + y - tilt, half + y + tilt])
 
     def potential_energy(self, t, q: Float[Array, "3"]) -> Float[Array, ""]:
-        """Weight of the three bodies, zero at y = 0."""
-        weight1 = self.gravity * self.l1 * (self.m1 / 2 + self.m2 + self.m3)
-        weight2 = self.gravity * self.l2 * (self.m2 / 2 + self.m3)
+        """Weight of the three bodies [J], zero at y = 0."""
+        weight1, weight2 = self._weights
         return weight1 * jnp.sin(q[0]) + weight2 * jnp.sin(q[1])
+
+    @property
+    def _coupling(self):
+        return self.l1 * self.l2 * (self.m2 / 2 + self.m3)
+
+    @property
+    def _weights(self):
+        weight1 = self.gravity * self.l1 * (self.m1 / 2 + self.m2 + self.m3)
+        return weight1, self.gravity * self.l2 * (self.m2 / 2 + self.m3)
 
     def slider_position(self, q: Float[Array, "*batch 3"]) -> tuple[Float[Array, "*batch"], Float[Array, "*batch"]]:
         """Centre of gravity (x3, y3) of the slider [m]; a trajectory's q works as well as one state's."""
