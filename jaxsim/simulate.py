@@ -65,12 +65,13 @@ def simulate(
     if not callable(getattr(scheme, "step", None)) or isinstance(scheme, type):
         raise TypeError(f"scheme must be an object with a method step(system, state, t, dt), got {scheme!r}")
     system, state, t0, dt = _as_arrays(system, q0, v0, t0, dt, allow_float32)
-    _check_shapes(system, state)
-    _check_values(system, state, t0, dt, max_penetration)
+    _check_values(system, state, t0, dt)
+    first, tally, joints = _start(system, state, t0)
+    if not _is_traced(first):
+        _check_start(first, joints, max_penetration)
 
     rows = num_steps // save_every
     run = functools.partial(_rollout, system, t0=t0, dt=dt, scheme=scheme, save_every=save_every)
-    first, tally = _start(system, state, t0)
     if progress and not _is_traced(system, state, t0, dt):
         parts, tally = _run_in_parts(run, state, tally, rows, save_every)
     else:
@@ -155,12 +156,14 @@ def _nothing(contacts: int, joints: int, dtype: Any) -> _Sums:
 
 
 @jax.jit
-def _start(system: Any, state: State, t0: Array) -> tuple[_Row, _Tally]:
-    gap = system.gap(t0, state.q)
-    row = _row(system, t0, state, _nothing(gap.size, system.constraint(t0, state.q).size, gap.dtype))
+def _start(system: Any, state: State, t0: Array) -> tuple[_Row, _Tally, tuple[Array, Array]]:
+    """The first row, the empty tally, and how far the joints are open. Shapes are checked here, once per structure."""
+    _check_shapes(system, state)
+    gap, joints = system.gap(t0, state.q), system.constraint(t0, state.q)
+    row = _row(system, t0, state, _nothing(gap.size, joints.size, gap.dtype))
     never = _Failure(-jnp.ones((), gap.dtype), jnp.zeros((), gap.dtype), jnp.zeros_like(gap))
     tally = _Tally(gap, jnp.zeros(gap.size, int), jnp.asarray(0), ravel_pytree(never)[0])
-    return jax.tree.map(lambda x: x[None], row), tally
+    return jax.tree.map(lambda x: x[None], row), tally, (joints, constraint_rate(system, t0, *state))
 
 
 @functools.partial(jax.jit, static_argnames=("scheme", "rows", "save_every"))
@@ -282,11 +285,13 @@ def _check_shapes(system: Any, state: State) -> None:
         raise ValueError(f"{type(system).__name__}.opposing = {system.opposing} does not fit {contacts.shape[0]} contacts")
 
 
-def _check_values(system: Any, state: State, t0: Array, dt: Array, max_penetration: float) -> None:
+def _check_values(system: Any, state: State, t0: Array, dt: Array) -> None:
     """Everything that is known before tracing; a traced value passes."""
     name = type(system).__name__
-    if not _is_traced(dt) and not (np.isfinite(dt) and dt > 0):
-        raise ValueError(f"dt = {float(dt)} must be positive and finite")
+    if not _is_traced(dt) and not (np.ndim(dt) == 0 and np.isfinite(dt) and dt > 0):
+        raise ValueError(f"dt = {dt} must be one positive, finite number")
+    if np.ndim(t0):
+        raise ValueError(f"t0 = {t0} must be one number")
     for what, value in (("q0", state.q), ("v0", state.v), ("t0", t0)):
         if not _is_traced(value) and not np.all(np.isfinite(value)):
             raise ValueError(f"{what} = {value} is not finite")
@@ -298,18 +303,21 @@ def _check_values(system: Any, state: State, t0: Array, dt: Array, max_penetrati
         raise ValueError(f"{name}.restitution = {eps} must lie in [0, 1]")
     if not _is_traced(mu) and not np.all(np.asarray(mu) >= 0):
         raise ValueError(f"{name}.friction = {mu} must not be negative")
-    if _is_traced(system, state, t0):
-        return
-    gap = np.asarray(system.gap(t0, state.q))
+
+
+def _check_start(first: _Row, joints: tuple[Array, Array], max_penetration: float) -> None:
+    gap, (opening, rate) = np.asarray(first.gap[0]), map(np.asarray, joints)
     if np.any(~(gap >= -max_penetration)):
         raise ValueError(
-            f"the start penetrates: gap(t0, q0) = {gap}; move q0, or pass a larger max_penetration than {max_penetration}"
+            f"the start penetrates: gap(t0, q0) = {gap}; move q0, or pass max_penetration larger than {max_penetration}"
         )
-    joints, rates = system.constraint(t0, state.q), constraint_rate(system, t0, *state)
-    if np.any(~(np.abs(joints) <= max_penetration)):
-        raise ValueError(f"the start violates the joints: constraint(t0, q0) = {joints} is not zero")
-    if np.any(~(np.abs(rates) <= 1e-6 * (1 + np.max(np.abs(state.v))))):
-        raise ValueError(f"the start violates the joints: the rate of constraint(t0, q0) under v0 is {rates}, not zero")
+    if np.any(~(np.abs(opening) <= max_penetration)):
+        raise ValueError(
+            f"the start violates the joints: constraint(t0, q0) = {opening}; move q0, or pass max_penetration larger "
+            f"than {max_penetration}"
+        )
+    if np.any(~(np.abs(rate) <= 1e-6 * (1 + np.max(np.abs(first.v))))):
+        raise ValueError(f"the start violates the joints: v0 opens them at the rate {rate}, which must be zero")
 
 
 def _count(name: str, value: Any) -> int:

@@ -111,14 +111,18 @@ def _kinetic_energy_from_mass(self: Any, q: Array, v: Array) -> Array:
     return 0.5 * v @ self.mass_matrix(q) @ v
 
 
+# Forward mode throughout: the scatters that reverse mode makes of q[i] keep XLA from compiling the time loop as a whole.
+
+
 def _mass_from_energy(self: Any, q: Array) -> Array:
-    return jax.jacfwd(jax.grad(self.kinetic_energy, argnums=1), argnums=1)(q, jnp.zeros_like(q))
+    return jax.jacfwd(jax.jacfwd(self.kinetic_energy, argnums=1), argnums=1)(q, jnp.zeros_like(q))
 
 
 def _force_from_energy(self: Any, t: Any, q: Array, v: Array) -> Array:
-    momentum = jax.grad(self.kinetic_energy, argnums=1)
+    momentum = jax.jacfwd(self.kinetic_energy, argnums=1)
     _, momentum_rate = jax.jvp(lambda q: momentum(q, v), (q,), (v,))
-    force = jax.grad(self.kinetic_energy)(q, v) - jax.grad(self.potential_energy, argnums=1)(t, q) - momentum_rate
+    lagrangian = jax.jacfwd(lambda q: self.kinetic_energy(q, v) - self.potential_energy(t, q))
+    force = lagrangian(q) - momentum_rate
     return force + self.applied_force(t, q, v) if hasattr(self, "applied_force") else force
 
 

@@ -8,6 +8,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float
 
 from jaxsim.system import mechanism
+from jaxsim.trigonometry import sin_cos
 
 
 @mechanism
@@ -44,7 +45,7 @@ class SliderCrank:
 
     def mass_matrix(self, q: Float[Array, "3"]) -> Float[Array, "3 3"]:
         """M of (19)."""
-        sin, cos = jnp.sin(q), jnp.cos(q)  # of all angles at once, here and below, so that XLA computes them once a step
+        sin, cos = sin_cos(q)  # of all angles at once, here and below, so that XLA shares them
         coupling = self._coupling * (cos[0] * cos[1] + sin[0] * sin[1])
         crank = self.J1 + self.l1**2 * (self.m1 / 4 + self.m2 + self.m3)
         rod = self.J2 + self.l2**2 * (self.m2 / 4 + self.m3)
@@ -52,7 +53,7 @@ class SliderCrank:
 
     def force(self, t, q: Float[Array, "3"], v: Float[Array, "3"]) -> Float[Array, "3"]:
         """h of (20)."""
-        sin, cos = jnp.sin(q), jnp.cos(q)
+        sin, cos = sin_cos(q)
         coupling = self._coupling * (sin[0] * cos[1] - cos[0] * sin[1])
         weight1, weight2 = self._weights
         return jnp.array([
@@ -63,7 +64,7 @@ class SliderCrank:
 
     def gap(self, t, q: Float[Array, "3"]) -> Float[Array, "4"]:
         """g1..g4 of (14)-(17)."""
-        sin, cos = jnp.sin(q), jnp.cos(q)
+        sin, cos = sin_cos(q)
         y = self.l1 * sin[0] + self.l2 * sin[1]
         tilt = self.a * sin[2]
         half = self.d / 2 - self.b * cos[2]
