@@ -6,6 +6,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.core import Tracer
 from jax.flatten_util import ravel_pytree
 from jaxtyping import Array, Bool, Float, Int
 
@@ -329,4 +330,4 @@ def _count(name: str, value: Any) -> int:
 
 
 def _is_traced(*trees: Any) -> bool:
-    return any(isinstance(leaf, jax.core.Tracer) for leaf in jax.tree.leaves(trees))
+    return any(isinstance(leaf, Tracer) for leaf in jax.tree.leaves(trees))

@@ -24,6 +24,8 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float
 
+Parameter = Any  # the type of a field: a number or an array, and under JAX's transformations also what stands for one
+
 
 @dataclass_transform(frozen_default=True)
 def mechanism(cls: type) -> Any:

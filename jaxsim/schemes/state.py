@@ -60,7 +60,7 @@ def candidates(system: Any, gap: Float[Array, " contacts"]) -> Candidates:
         return picked
 
     def spread(values: Array) -> Array:
-        parts = [None] * contacts
+        parts = [jnp.zeros(())] * contacts
         for row, group in enumerate(groups):
             for column, contact in enumerate(group):
                 parts[contact] = jnp.where(choice[row] == column, values[row], jnp.zeros_like(values[row]))

@@ -7,7 +7,7 @@ doi 10.1007/s11044-013-9370-y: equations (14)-(20) and Table 1.
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
-from jaxsim.system import mechanism
+from jaxsim.system import Parameter, mechanism
 from jaxsim.trigonometry import sin_cos
 
 
@@ -22,19 +22,19 @@ class SliderCrank:
     Defaults are Table 1, in SI units; `restitution` is a number or one value per contact.
     """
 
-    l1: float = 0.153  # crank length [m]
-    l2: float = 0.306  # rod length [m]
-    a: float = 0.05  # half the slider's length [m]
-    b: float = 0.025  # half the slider's height [m]
-    c: float = 0.001  # clearance on each side [m]
-    m1: float = 0.038  # masses [kg]
-    m2: float = 0.038
-    m3: float = 0.076
-    J1: float = 7.4e-5  # moments of inertia about the centres of gravity [kg m^2]
-    J2: float = 5.9e-4
-    J3: float = 2.7e-6
-    gravity: float = 9.81  # [m/s^2], towards negative y
-    restitution: float = 0.1
+    l1: Parameter = 0.153  # crank length [m]
+    l2: Parameter = 0.306  # rod length [m]
+    a: Parameter = 0.05  # half the slider's length [m]
+    b: Parameter = 0.025  # half the slider's height [m]
+    c: Parameter = 0.001  # clearance on each side [m]
+    m1: Parameter = 0.038  # masses [kg]
+    m2: Parameter = 0.038
+    m3: Parameter = 0.076
+    J1: Parameter = 7.4e-5  # moments of inertia about the centres of gravity [kg m^2]
+    J2: Parameter = 5.9e-4
+    J3: Parameter = 2.7e-6
+    gravity: Parameter = 9.81  # [m/s^2], towards negative y
+    restitution: Parameter = 0.1
 
     opposing = ((0, 2), (1, 3))
 
