@@ -5,5 +5,16 @@ from jaxsim.schemes import GearGuptaLeimkuhler, Moreau
 from jaxsim.simulate import simulate
 from jaxsim.system import mechanism
 from jaxsim.trajectory import SimulationError, Trajectory
+from jaxsim.tune import tune_cpu
 
-__all__ = ["GearGuptaLeimkuhler", "Moreau", "SimulationError", "Trajectory", "mechanism", "schemes", "simulate", "systems"]
+__all__ = [
+    "GearGuptaLeimkuhler",
+    "Moreau",
+    "SimulationError",
+    "Trajectory",
+    "mechanism",
+    "schemes",
+    "simulate",
+    "systems",
+    "tune_cpu",
+]

@@ -13,6 +13,7 @@ from jaxtyping import Array, Bool, Float, Int
 from jaxsim.schemes.state import State, StepInfo
 from jaxsim.system import constraint_rate, energy, gap_rate
 from jaxsim.trajectory import Trajectory
+from jaxsim.tune import hint_once
 
 
 def simulate(
@@ -33,13 +34,15 @@ def simulate(
 
     Args:
         system: a mechanism (see `jaxsim.mechanism`); its fields may be traced or differentiated.
-        q0, v0: coordinates and velocities at t0, shape (n,).
+        q0: coordinates at t0, shape (n,).
+        v0: velocities at t0, shape (n,).
         dt: step [s]; the time of step i is t0 + i dt, never accumulated.
         num_steps: how many steps; a multiple of `save_every`.
         scheme: `jaxsim.Moreau()`, `jaxsim.GearGuptaLeimkuhler()`, or any frozen dataclass with
             `step(system, state, t, dt) -> (state, info)`.
         save_every: store every so many steps. Impulses and iterations are summed over the steps between; extremes and
             failures cover all steps.
+        t0: time of the start [s].
         progress: show a progress bar (needs tqdm); at most 100 updates, ignored inside jit, vmap or grad.
         max_penetration: a start with a gap below minus this, or a joint open by more than this, is refused [m].
         allow_float32: permit single precision, which cannot resolve the small gaps of an impacting mechanism.
@@ -71,6 +74,7 @@ def simulate(
     if not _is_traced(first):
         _check_start(first, joints, max_penetration)
 
+    hint_once(num_steps)
     rows = num_steps // save_every
     run = functools.partial(_rollout, system, t0=t0, dt=dt, scheme=scheme, save_every=save_every)
     if progress and not _is_traced(system, state, t0, dt):
@@ -169,7 +173,16 @@ def _start(system: Any, state: State, t0: Array) -> tuple[_Row, _Tally, tuple[Ar
 
 @functools.partial(jax.jit, static_argnames=("scheme", "rows", "save_every"))
 def _rollout(
-    system: Any, state: State, tally: _Tally, first_step: Array, *, t0: Array, dt: Array, scheme: Any, rows: int, save_every: int
+    system: Any,
+    state: State,
+    tally: _Tally,
+    first_step: Array,
+    *,
+    t0: Array,
+    dt: Array,
+    scheme: Any,
+    rows: int,
+    save_every: int,
 ) -> tuple[State, _Tally, _Row]:
     contacts, joints = tally.min_gap.size, system.constraint(t0, state.q).size
     nothing, unravel = ravel_pytree(_nothing(contacts, joints, state.q.dtype))

@@ -10,7 +10,8 @@ from jaxtyping import Array, Float
 
 # pi/2 in three parts of which the first two have 33 bits, so that k times a part is exact for |k| < 2^20
 _PI_2 = (1.57079632673412561417e00, 6.07710050630396597660e-11, 2.02226624879595063154e-21)
-# minimax polynomials on [-pi/4, pi/4] (those of fdlibm's k_sin.c and k_cos.c): sin r = r + r z P(z), cos r = 1 - z/2 + z^2 Q(z), z = r^2
+# minimax polynomials on [-pi/4, pi/4], with the coefficients of fdlibm's k_sin.c and k_cos.c:
+# sin r = r + r z P(z), cos r = 1 - z/2 + z^2 Q(z), z = r^2
 _SIN = (
     1.58969099521155010221e-10,
     -2.50507602534068634195e-08,

@@ -79,9 +79,7 @@ def natural_residual(
     return jnp.max(violation, initial=0.0)
 
 
-def complementarity_set(
-    D: Float[Array, "n n"], b: Float[Array, " n"], active: Bool[Array, " n"]
-) -> Bool[Array, " n"]:
+def complementarity_set(D: Float[Array, "n n"], b: Float[Array, " n"], active: Bool[Array, " n"]) -> Bool[Array, " n"]:
     """Where L_i > 0 in 0 <= D L + b _|_ L >= 0, over the active indices."""
     if b.size == 0:
         return active
@@ -118,11 +116,13 @@ def _coulomb_rows(D: Array, b: Array, active: Array, friction: Array) -> Rows:
     c = b * scale
     mu = friction * scale[:k] / scale[k:]
     zero, unit = jnp.zeros((k, k), D.dtype), jnp.eye(k, dtype=D.dtype)
-    M = jnp.block([
-        [G[:k, :k] - G[:k, k:] * mu, G[:k, k:], zero],
-        [G[k:, :k] - G[k:, k:] * mu, G[k:, k:], unit],
-        [2 * jnp.diag(mu), -unit, zero],
-    ])
+    M = jnp.block(
+        [
+            [G[:k, :k] - G[:k, k:] * mu, G[:k, k:], zero],
+            [G[k:, :k] - G[k:, k:] * mu, G[k:, k:], unit],
+            [2 * jnp.diag(mu), -unit, zero],
+        ]
+    )
     q = jnp.concatenate([c, jnp.zeros(k, D.dtype)])
     basic = _lemke(*_masked(M, q, jnp.tile(active, 3)), 48 * k)
     closed, right, left = basic[:k] & active, basic[k : 2 * k], basic[2 * k :]

@@ -3,8 +3,6 @@
 from dataclasses import dataclass
 from typing import Any
 
-import jax.numpy as jnp
-
 from jaxsim.contact.complementarity import contact_rows, solve_rows
 from jaxsim.schemes.moreau import velocity_step
 from jaxsim.schemes.state import State, StepInfo, candidates

@@ -16,8 +16,14 @@ from jaxtyping import Array, Bool, Float
 from jaxsim.contact.complementarity import contact_rows, prox_interval, prox_nonnegative, solve_rows
 from jaxsim.schemes.state import Candidates, State, StepInfo, candidates
 from jaxsim.solve import solve, solve_spd
-from jaxsim.system import constraint_jacobian, constraint_rate, gap_jacobian, gap_rate, has_friction, restitution
-from jaxsim.system import slip_jacobian
+from jaxsim.system import (
+    constraint_rate,
+    gap_jacobian,
+    gap_rate,
+    has_friction,
+    restitution,
+    slip_jacobian,
+)
 
 
 class Unknowns(NamedTuple):
@@ -102,7 +108,8 @@ class GearGuptaLeimkuhler:
             ((42) with gdot_n = W(q_n) v_n, what (48) differentiates; wrong by Wdot v dt).
         gap: "exact" (g(q+)) or "linearized" ((41) about the true g(q_n), error O(dt^3)).
         tolerance: a step has converged when the last Newton correction, of the velocities and of the gap rates that
-            impulses and corrections cause, is below tolerance * (1 + max |v_n|); the error left is of the order of its square.
+            impulses and corrections cause, is below tolerance * (1 + max |v_n|); the error left is of the order of its
+            square.
         max_iterations: Newton iterations after which a step is flagged as failed.
 
     Raises:
@@ -135,9 +142,7 @@ class GearGuptaLeimkuhler:
 
     def step(self, system: Any, state: State, t: Any, dt: Any) -> tuple[State, StepInfo]:
         """One step from t to t + dt."""
-        solution, contacts, active, iterations, change, done = self._solve(
-            *jax.lax.stop_gradient((system, state, t, dt))
-        )
+        solution, contacts, active, iterations, change, done = self._solve(*jax.lax.stop_gradient((system, state, t, dt)))
         data = self._step_data(system, state, t, dt, contacts)
         x = self._expand(system, data, self._attach_derivative(system, data, solution, active))
         k = active.size
@@ -316,7 +321,9 @@ class GearGuptaLeimkuhler:
         """Newton for a step without contacts: the solution, its iterations and last correction."""
         zeros = functools.partial(jnp.zeros, dtype=data.q.dtype)
         joints = system.constraint(data.t, data.q).size
-        start = Reduced(self._guess(system, data), zeros(joints), zeros(joints if self.position_level else 0), zeros(0), zeros(0))
+        start = Reduced(
+            self._guess(system, data), zeros(joints), zeros(joints if self.position_level else 0), zeros(0), zeros(0)
+        )
 
         def body(carry):
             y, iterations, _ = carry
@@ -350,9 +357,7 @@ class GearGuptaLeimkuhler:
         """One Newton iteration: linearize by jacfwd, eliminate the smooth unknowns, solve both laws exactly."""
 
         def function(smooth, impulse, correction):
-            return self._reduced_rows(
-                system, data, y.with_smooth(smooth)._replace(impulse=impulse, correction=correction)
-            )
+            return self._reduced_rows(system, data, y.with_smooth(smooth)._replace(impulse=impulse, correction=correction))
 
         point = (y.smooth(), y.impulse, y.correction)
         rows = function(*point)

@@ -13,8 +13,15 @@ from jaxtyping import Array, Bool, Float
 from jaxsim.contact.complementarity import contact_rows, natural_residual, solve_rows
 from jaxsim.schemes.state import Candidates, State, StepInfo, candidates
 from jaxsim.solve import solve, solve_spd
-from jaxsim.system import constraint_jacobian, constraint_rate, gap_jacobian, gap_rate, has_friction, restitution
-from jaxsim.system import slip_jacobian
+from jaxsim.system import (
+    constraint_jacobian,
+    constraint_rate,
+    gap_jacobian,
+    gap_rate,
+    has_friction,
+    restitution,
+    slip_jacobian,
+)
 
 
 @dataclass(frozen=True)

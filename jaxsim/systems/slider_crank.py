@@ -56,11 +56,13 @@ class SliderCrank:
         sin, cos = sin_cos(q)
         coupling = self._coupling * (sin[0] * cos[1] - cos[0] * sin[1])
         weight1, weight2 = self._weights
-        return jnp.array([
-            -coupling * v[1] ** 2 - weight1 * cos[0],
-            coupling * v[0] ** 2 - weight2 * cos[1],
-            jnp.zeros_like(q[2]),
-        ])
+        return jnp.array(
+            [
+                -coupling * v[1] ** 2 - weight1 * cos[0],
+                coupling * v[0] ** 2 - weight2 * cos[1],
+                jnp.zeros_like(q[2]),
+            ]
+        )
 
     def gap(self, t, q: Float[Array, "3"]) -> Float[Array, "4"]:
         """g1..g4 of (14)-(17)."""
