@@ -61,7 +61,7 @@ def simulate(
     >>> ball = jaxsim.systems.BouncingBall(restitution=0.5)
     >>> run = jaxsim.simulate(ball, [1.0], [0.0], dt=1e-3, num_steps=1000, scheme=jaxsim.Moreau())
     >>> run.q.shape, round(float(run.min_gap[0]), 4)
-    ((1001, 1), -0.0022)
+    ((1001, 1), -0.0032)
     """
     num_steps, save_every = _count("num_steps", num_steps), _count("save_every", save_every)
     if num_steps % save_every:

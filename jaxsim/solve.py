@@ -26,16 +26,17 @@ def solve(A: Float[Array, "n n"], B: Float[Array, "n *m"]) -> Float[Array, "n *m
         first = A[1, 1] * columns[0] - A[0, 1] * columns[1]
         second = A[0, 0] * columns[1] - A[1, 0] * columns[0]
         return (jnp.stack([first, second]) / determinant).reshape(B.shape)
-    rows = jnp.arange(n)
-    work = jnp.concatenate([A, columns], axis=1)
+    rows = jnp.arange(n)[:, None]
     for k in range(n):
-        pivot = k + jnp.argmax(jnp.abs(work[k:, k]))
-        pivot_row, old_row = work[pivot], work[k]
-        work = jnp.where((rows == pivot)[:, None], old_row, work)
-        pivot_row = pivot_row / pivot_row[k]
-        factors = jnp.where(rows == k, 0.0, work[:, k])
-        work = jnp.where((rows == k)[:, None], pivot_row, work - factors[:, None] * pivot_row)
-    return work[:, n:].reshape(B.shape)
+        pivot = k + jnp.argmax(jnp.abs(A[k:, k]))
+        divisor, factors = A[pivot, k], jnp.where(rows == k, 0.0, jnp.where(rows == pivot, A[k, k], A[:, k, None]))
+
+        def sweep(X, k=k, pivot=pivot, divisor=divisor, factors=factors):
+            pivot_row = X[pivot] / divisor
+            return jnp.where(rows == k, pivot_row, jnp.where(rows == pivot, X[k], X) - factors * pivot_row)
+
+        A, columns = sweep(A), sweep(columns)  # apart, so that JAX sees that the result is linear in B
+    return columns.reshape(B.shape)
 
 
 def solve_spd(A: Float[Array, "n n"], B: Float[Array, "n *m"]) -> Float[Array, "n *m"]:

@@ -55,9 +55,8 @@ def contact_rows(
 
 def solve_rows(D: Float[Array, "m m"], b: Float[Array, "m *columns"], rows: Rows) -> Float[Array, "m *columns"]:
     """L with D L + b = 0 on the free rows and `fixed` @ L = 0 on the others."""
-    free = rows.free[:, None]
-    rhs = jnp.where(free, -b.reshape(b.shape[0], -1), 0.0).reshape(b.shape)
-    return solve(jnp.where(free, D, rows.fixed), rhs)
+    free = rows.free.reshape(-1, *(1,) * (b.ndim - 1))
+    return solve(jnp.where(rows.free[:, None], D, rows.fixed), jnp.where(free, -b, 0.0))
 
 
 def natural_residual(
@@ -87,7 +86,8 @@ def complementarity_set(D: Float[Array, "n n"], b: Float[Array, " n"], active: B
         return active & (b < 0)
     if b.size == 2:
         return _set_of_two(D, b, active)
-    return _lemke(*_masked(D, b, active), 16 * b.size) & active
+    scale = 1 / jnp.sqrt(jnp.diagonal(D))  # unit diagonal: one pivot threshold fits all rows
+    return _lemke(*_masked(D * scale[:, None] * scale[None, :], b * scale, active), 16 * b.size) & active
 
 
 def _set_of_two(D: Array, b: Array, active: Array) -> Array:
@@ -111,7 +111,7 @@ def _coulomb_rows(D: Array, b: Array, active: Array, friction: Array) -> Rows:
     # Planar Coulomb friction as a linear complementarity problem (Glocker, Set-Valued Force Laws, ch. 6):
     # w = (xi_N, xi_R, L_L), z = (L_N, L_R, xi_L) with xi_T = xi_R - xi_L, L_R = mu L_N + L_T, L_L = mu L_N - L_T.
     k = active.size
-    scale = 1 / jnp.sqrt(jnp.diagonal(D))  # unit Delassus diagonal: one tolerance fits all rows
+    scale = 1 / jnp.sqrt(jnp.diagonal(D))
     G = D * scale[:, None] * scale[None, :]
     c = b * scale
     mu = friction * scale[:k] / scale[k:]
@@ -152,7 +152,9 @@ def _lemke(M: Array, q: Array, max_pivots: int) -> Array:
     def body(carry):
         tableau, basis, entering, count, _ = carry
         column = tableau[:, entering]
-        ratios = jnp.where(column > 1e-12, tableau[:, -1] / jnp.where(column > 1e-12, column, 1.0), jnp.inf)
+        # Smaller entries are rounding: rows of contacts that are nearly redundant, such as two corners that stick.
+        usable = column > 1e-7
+        ratios = jnp.where(usable, tableau[:, -1] / jnp.where(usable, column, 1.0), jnp.inf)
         smallest = jnp.min(ratios)
         ends = (basis == artificial) & (ratios <= smallest + 1e-14)  # on a tie the artificial variable leaves first
         row = jnp.where(jnp.any(ends), jnp.argmax(ends), jnp.argmin(ratios))

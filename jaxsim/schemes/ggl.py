@@ -269,7 +269,9 @@ class GearGuptaLeimkuhler:
 
         def function(y):
             phi = self.residual(system, data, self._expand(system, data, y), active, r)
-            return Reduced(phi.v, phi.joint_impulse, phi.joint_correction, phi.impulse, phi.correction)
+            per_step = 2 / data.dt  # all rows as velocities, for the pivoting of the linear solve
+            correction = per_step * phi.correction / r[1] if self.position_level else phi.correction
+            return Reduced(phi.v, phi.joint_impulse, per_step * phi.joint_correction, phi.impulse / r[0], correction)
 
         def solve_linear(linear, rhs):
             flat, unravel = ravel_pytree(rhs)
@@ -280,8 +282,10 @@ class GearGuptaLeimkuhler:
 
     # The solution ------------------------------------------------------------------------------------------------------
 
-    def _bound(self, v: Array) -> Array:
-        return self.tolerance * (1 + jnp.max(jnp.abs(v)))
+    def _bound(self, state: State, dt: Any) -> Array:
+        # the gaps, read as velocities, cannot be known better than the rounding of q allows
+        rounding = 4 * jnp.finfo(state.q.dtype).eps * jnp.max(jnp.abs(state.q)) / dt
+        return self.tolerance * (1 + jnp.max(jnp.abs(state.v))) + rounding
 
     def _solve(self, system: Any, state: State, t: Any, dt: Any):
         """Figure 7: the motion without contacts, then with those that it violates, until nothing is violated."""
@@ -303,7 +307,7 @@ class GearGuptaLeimkuhler:
         def body(carry):
             y, active, iterations, _, _ = carry
             new, change = self._contact_iteration(system, data, y, active)
-            settled = change <= self._bound(state.v)
+            settled = change <= self._bound(state, dt)
             added = active | (settled & (contacts.pick(gap_of(new)) < 0))
             return new, added, iterations + 1, change, settled & jnp.all(added == active)
 
@@ -311,7 +315,7 @@ class GearGuptaLeimkuhler:
             _, _, iterations, _, done = carry
             return ~done & (iterations < self.max_iterations)
 
-        carry = (start, active, iterations, change, (change <= self._bound(state.v)) & ~jnp.any(active))
+        carry = (start, active, iterations, change, (change <= self._bound(state, dt)) & ~jnp.any(active))
         y, active, iterations, change, done = jax.lax.while_loop(unfinished, body, carry)
         outside = gap_of(y) < 0
         opposed = jnp.sum(outside) > jnp.sum(contacts.pick(outside))  # two contacts of a group, against `opposing`
@@ -337,7 +341,7 @@ class GearGuptaLeimkuhler:
 
         def unfinished(carry):
             _, iterations, change = carry
-            return (change > self._bound(data.v)) & (iterations < self.max_iterations)
+            return (change > self._bound(State(data.q, data.v), data.dt)) & (iterations < self.max_iterations)
 
         return jax.lax.while_loop(unfinished, body, (start, jnp.asarray(0), jnp.asarray(jnp.inf, data.q.dtype)))
 
@@ -385,8 +389,8 @@ class GearGuptaLeimkuhler:
         smooth = point[0] - move - per_impulse @ (impulse - y.impulse) - per_correction @ (correction - y.correction)
         changes = (
             (smooth - point[0])[: data.q.size],
-            jnp.diagonal(A) * (impulse - y.impulse),
-            jnp.diagonal(D) * (correction - y.correction),
+            A @ (impulse - y.impulse),  # not the impulses: redundant contacts share theirs in many ways
+            D @ (correction - y.correction),
         )
         new = y.with_smooth(smooth)._replace(impulse=impulse, correction=correction)
         return new, jnp.max(jnp.abs(jnp.concatenate(changes)))

@@ -95,7 +95,7 @@ def velocity_step(
         active=contacts.spread(active),
         iterations=jnp.asarray(0),
         residual=residual,
-        converged=(residual <= 1e-9 * (1 + speed)) & jnp.all(jnp.isfinite(v_new)) & _one_per_group(gap, contacts),
+        converged=(residual <= 1e-8 * (1 + speed)) & jnp.all(jnp.isfinite(v_new)) & _one_per_group(gap, contacts),
     )
     return VelocityStep(v_new, info, mass, W)
 
