@@ -208,7 +208,8 @@ def test_derivative_of_a_step_is_implicit():
     exact, loose = GearGuptaLeimkuhler(tolerance=1e-11), GearGuptaLeimkuhler(tolerance=1e-8)
     tight = evaluate(flat, exact, jax.jacfwd)
     scale = jnp.max(jnp.abs(tight), axis=0)
-    np.testing.assert_allclose(evaluate(flat, loose, jax.jacfwd) / scale, tight / scale, rtol=0, atol=1e-9)
+    # what is left is the error of the looser solution, not of its derivative (unrolled Newton would be off by O(1))
+    np.testing.assert_allclose(evaluate(flat, loose, jax.jacfwd) / scale, tight / scale, rtol=0, atol=1e-8)
     np.testing.assert_allclose(evaluate(flat, exact, jax.jacrev) / scale, tight / scale, rtol=0, atol=1e-10)
     for column, h in enumerate(1e-6 * np.array([1, 1, 1, 1, 1, 1, 0.1, 0.1])):
         plus, minus = (evaluate(flat.at[column].add(sign * h), exact, None) for sign in (1, -1))
