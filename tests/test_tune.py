@@ -99,7 +99,6 @@ def text(transform, system, start, scheme, restitution):
     return jax.jit(transform(simulate)).lower(restitution).compile().as_text()
 
 slider_crank = jaxsim.systems.SliderCrank, ([0.0, 0.0, 0.0], [150.0, -75.0, 0.0])
-ball = Ball, ([1.0], [0.0])
 """
 )
 
@@ -142,7 +141,7 @@ def test_the_time_loop_is_one_function(tune, texts):
 
 def test_untuned_the_time_loop_is_dispatched():
     """What the test before looks for is not there in any case."""
-    (text,), _ = fresh(f"{COMPILE}\nprint(json.dumps([text(lambda f: f, *ball, jaxsim.Moreau(), 0.1)]))")
+    (text,), _ = fresh(f"{COMPILE}\nprint(json.dumps([text(lambda f: f, *slider_crank, jaxsim.Moreau(), 0.1)]))")
     dispatched, whole = loops(text)
     assert dispatched >= 1 and whole == 0
 

@@ -31,10 +31,10 @@ def prox_interval(x: Float[Array, "*shape"], radius: Float[Array, "*shape"]) -> 
 
 
 class Rows(NamedTuple):
-    """One linear row per multiplier: xi = 0 where `free`, else `fixed` @ L = 0."""
+    """One linear row per multiplier: xi = 0 where `free`, else `fixed` @ L = 0 (L = 0 without `fixed`)."""
 
     free: Bool[Array, " m"]
-    fixed: Float[Array, "m m"]
+    fixed: Float[Array, "m m"] | None
 
 
 def contact_rows(
@@ -45,18 +45,20 @@ def contact_rows(
 ) -> Rows:
     """Which multipliers are at work: the solution's rows, frictionless (m = contacts) or with Coulomb (m = 2 contacts).
 
-    The answer is combinatorial and carries no derivative.
+    Which rows they are is a combinatorial answer and carries no derivative; the friction coefficient in them does.
     """
     D, b = jax.lax.stop_gradient((D, b))
     if friction is None:
-        return Rows(complementarity_set(D, b, active), jnp.eye(b.size, dtype=b.dtype))
-    return _coulomb_rows(D, b, active, jax.lax.stop_gradient(friction))
+        return Rows(complementarity_set(D, b, active), None)
+    return _coulomb_rows(D, b, active, friction)
 
 
 def solve_rows(D: Float[Array, "m m"], b: Float[Array, "m *columns"], rows: Rows) -> Float[Array, "m *columns"]:
-    """L with D L + b = 0 on the free rows and `fixed` @ L = 0 on the others."""
+    """L with D L + b = 0 on the free rows and `fixed` @ L = 0 on the others; open contacts carry exactly nothing."""
+    fixed = jnp.eye(D.shape[0], dtype=D.dtype) if rows.fixed is None else rows.fixed
     free = rows.free.reshape(-1, *(1,) * (b.ndim - 1))
-    return solve(jnp.where(rows.free[:, None], D, rows.fixed), jnp.where(free, -b, 0.0))
+    L = solve(jnp.where(rows.free[:, None], D, fixed), jnp.where(free, -b, 0.0))
+    return jnp.where(free, L, 0.0 if rows.fixed is None else L - fixed @ L)
 
 
 def natural_residual(
@@ -86,18 +88,30 @@ def complementarity_set(D: Float[Array, "n n"], b: Float[Array, " n"], active: B
         return active & (b < 0)
     if b.size == 2:
         return _set_of_two(D, b, active)
-    scale = 1 / jnp.sqrt(jnp.diagonal(D))  # unit diagonal: one pivot threshold fits all rows
-    return _lemke(*_masked(D * scale[:, None] * scale[None, :], b * scale, active), 16 * b.size) & active
+    D, b = _scaled(D, b, active)
+    return _lemke(*_masked(D, b, active), 16 * b.size) & active
+
+
+def _scaled(D: Array, b: Array, active: Array) -> tuple[Array, Array]:
+    # Unit diagonal and a right-hand side of size one: then one threshold fits every unit and every mass.
+    scale = 1 / jnp.sqrt(jnp.diagonal(D))
+    b = b * scale
+    largest = jnp.max(jnp.where(active, jnp.abs(b[: active.size]), 0.0))
+    if b.size > active.size:  # tangential rows of the same contacts
+        largest = jnp.maximum(largest, jnp.max(jnp.where(active, jnp.abs(b[active.size :]), 0.0)))
+    return D * scale[:, None] * scale[None, :], b / jnp.where(largest > 0, largest, 1.0)
 
 
 def _set_of_two(D: Array, b: Array, active: Array) -> Array:
-    # Both if that gives impulses of the right sign, else the one that leaves the other's velocity non-negative.
-    alone = prox_nonnegative(jnp.where(active, -b / jnp.diagonal(D), 0.0))
+    # Both, if that gives positive impulses (and D is regular); else the one that leaves the other's velocity larger.
+    own = jnp.diagonal(D)
+    alone = prox_nonnegative(jnp.where(active, -b / own, 0.0))
     both = solve(D, -b)
-    use_both = jnp.all(active & (both >= 0))
-    first_suffices = ~active[1] | (b[1] + D[1, 0] * alone[0] >= 0)
-    first = active[0] & (first_suffices | use_both) & (alone[0] > 0) | use_both
-    second = (active[1] & (~active[0] | ~first_suffices) & (alone[1] > 0)) | use_both
+    regular = own[0] * own[1] - D[0, 1] * D[1, 0] > 1e-12 * own[0] * own[1]
+    use_both = regular & jnp.all(active & (both > 0))
+    other = jnp.where(active, b + jnp.stack([D[0, 1], D[1, 0]]) * alone[::-1], jnp.inf) / jnp.sqrt(own)
+    first = use_both | (alone[0] > 0) & (other[1] >= other[0])
+    second = use_both | (alone[1] > 0) & (other[1] < other[0])
     return jnp.stack([first, second])
 
 
@@ -111,10 +125,9 @@ def _coulomb_rows(D: Array, b: Array, active: Array, friction: Array) -> Rows:
     # Planar Coulomb friction as a linear complementarity problem (Glocker, Set-Valued Force Laws, ch. 6):
     # w = (xi_N, xi_R, L_L), z = (L_N, L_R, xi_L) with xi_T = xi_R - xi_L, L_R = mu L_N + L_T, L_L = mu L_N - L_T.
     k = active.size
-    scale = 1 / jnp.sqrt(jnp.diagonal(D))
-    G = D * scale[:, None] * scale[None, :]
-    c = b * scale
-    mu = friction * scale[:k] / scale[k:]
+    G, c = _scaled(D, b, active)
+    scale = jnp.sqrt(jnp.diagonal(D))
+    mu = jax.lax.stop_gradient(friction) * scale[k:] / scale[:k]
     zero, unit = jnp.zeros((k, k), D.dtype), jnp.eye(k, dtype=D.dtype)
     M = jnp.block(
         [
@@ -156,7 +169,7 @@ def _lemke(M: Array, q: Array, max_pivots: int) -> Array:
         usable = column > 1e-7
         ratios = jnp.where(usable, tableau[:, -1] / jnp.where(usable, column, 1.0), jnp.inf)
         smallest = jnp.min(ratios)
-        ends = (basis == artificial) & (ratios <= smallest + 1e-14)  # on a tie the artificial variable leaves first
+        ends = (basis == artificial) & (ratios <= smallest + 1e-12)  # on a tie the artificial variable leaves first
         row = jnp.where(jnp.any(ends), jnp.argmax(ends), jnp.argmin(ratios))
         leaving = basis[row]
         swept, new_basis = pivot(tableau, basis, row, entering)
