@@ -1,6 +1,6 @@
 """jaxsim: mechanisms with impacts and contact, batched and differentiable, in JAX."""
 
-from jaxsim import schemes, systems
+from jaxsim import contact, plot, schemes, systems
 from jaxsim.schemes import GearGuptaLeimkuhler, Moreau
 from jaxsim.simulate import simulate
 from jaxsim.system import mechanism
@@ -12,7 +12,9 @@ __all__ = [
     "Moreau",
     "SimulationError",
     "Trajectory",
+    "contact",
     "mechanism",
+    "plot",
     "schemes",
     "simulate",
     "systems",

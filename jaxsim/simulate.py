@@ -11,7 +11,7 @@ from jax.flatten_util import ravel_pytree
 from jaxtyping import Array, Bool, Float, Int
 
 from jaxsim.schemes.state import State, StepInfo
-from jaxsim.system import constraint_rate, energy, gap_rate
+from jaxsim.system import constraint_jacobian, constraint_rate, energy, gap_rate
 from jaxsim.trajectory import Trajectory
 from jaxsim.tune import hint_once
 
@@ -55,7 +55,8 @@ def simulate(
             friction coefficient, non-finite parameters; before anything is traced.
         TypeError: float32 without permission, a scheme without `step`, non-integer counts.
 
-    A step that fails to converge raises nothing: see `Trajectory.raise_if_failed`.
+    A step that fails to converge raises nothing: see `Trajectory.raise_if_failed`. Under `jit` and `vmap`, where values are
+    not known, what would be refused counts as a failure of step 0.
 
     >>> import jaxsim
     >>> ball = jaxsim.systems.BouncingBall(restitution=0.5)
@@ -68,11 +69,14 @@ def simulate(
         raise ValueError(f"num_steps = {num_steps} is not a multiple of save_every = {save_every}")
     if not callable(getattr(scheme, "step", None)) or isinstance(scheme, type):
         raise TypeError(f"scheme must be an object with a method step(system, state, t, dt), got {scheme!r}")
+    hash(scheme)  # it is compiled in; raises TypeError for a dataclass that is not frozen
+    if isinstance(system, type) or not hasattr(system, "mass_matrix"):
+        raise TypeError(f"system must be an instance of a mechanism, such as SliderCrank(), got {system!r}")
     system, state, t0, dt = _as_arrays(system, q0, v0, t0, dt, allow_float32)
     _check_values(system, state, t0, dt)
-    first, tally, joints = _start(system, state, t0)
+    first, tally, at_start = _start(system, state, t0, dt, max_penetration)
     if not _is_traced(first):
-        _check_start(first, joints, max_penetration)
+        _check_start(first, at_start, max_penetration)
 
     hint_once(num_steps)
     rows = num_steps // save_every
@@ -160,15 +164,29 @@ def _nothing(contacts: int, joints: int, dtype: Any) -> _Sums:
     return _Sums(per_contact, per_contact, jnp.zeros(joints, dtype), per_contact, zero, zero, zero)
 
 
+class _AtStart(NamedTuple):
+    joints: Float[Array, " joints"]
+    joint_rates: Float[Array, " joints"]
+    joint_jacobian: Float[Array, "joints n"]
+    mass: Float[Array, "n n"]
+
+
 @jax.jit
-def _start(system: Any, state: State, t0: Array) -> tuple[_Row, _Tally, tuple[Array, Array]]:
-    """The first row, the empty tally, and how far the joints are open. Shapes are checked here, once per structure."""
+def _start(system: Any, state: State, t0: Array, dt: Array, max_penetration: Any) -> tuple[_Row, _Tally, _AtStart]:
+    """The first row, the empty tally, and what `_check_start` looks at. Shapes are checked here, once per structure."""
     _check_shapes(system, state)
     gap, joints = system.gap(t0, state.q), system.constraint(t0, state.q)
     row = _row(system, t0, state, _nothing(gap.size, joints.size, gap.dtype))
-    never = _Failure(-jnp.ones((), gap.dtype), jnp.zeros((), gap.dtype), jnp.zeros_like(gap))
-    tally = _Tally(gap, jnp.zeros(gap.size, int), jnp.asarray(0), ravel_pytree(never)[0])
-    return jax.tree.map(lambda x: x[None], row), tally, (joints, constraint_rate(system, t0, *state))
+    # What is refused with an error where values are known fails at step 0 where they are traced, lane by lane.
+    eps, mu = jnp.asarray(getattr(system, "restitution", 0.0)), jnp.asarray(getattr(system, "friction", 0.0))
+    illegal = ~(dt > 0) | jnp.any(gap < -max_penetration) | jnp.any((eps < 0) | (eps > 1)) | jnp.any(mu < 0)
+    failure = _Failure(
+        jnp.where(illegal, 0.0, -1.0).astype(gap.dtype), jnp.zeros((), gap.dtype), (gap < -max_penetration).astype(gap.dtype)
+    )
+    tally = _Tally(gap, jnp.zeros(gap.size, int), jnp.asarray(0), jax.lax.stop_gradient(ravel_pytree(failure)[0]))
+    jacobian = constraint_jacobian(system, t0, state.q)
+    at_start = _AtStart(joints, constraint_rate(system, t0, *state), jacobian, system.mass_matrix(state.q))
+    return jax.tree.map(lambda x: x[None], row), tally, at_start
 
 
 @functools.partial(jax.jit, static_argnames=("scheme", "rows", "save_every"))
@@ -264,7 +282,7 @@ def _as_arrays(system: Any, q0: Any, v0: Any, t0: Any, dt: Any, allow_float32: b
 
 def _check_shapes(system: Any, state: State) -> None:
     q, v = state
-    if q.ndim != 1 or v.shape != q.shape:
+    if q.ndim != 1 or v.shape != q.shape or not q.size:
         raise ValueError(
             f"q0 and v0 must be vectors of the same length, got shapes {q.shape} and {v.shape}; "
             "for many starts at once wrap simulate in jax.vmap"
@@ -278,6 +296,8 @@ def _check_shapes(system: Any, state: State) -> None:
         "constraint(t, q)": (jax.eval_shape(system.constraint, t, q), (None,)),
     }
     contacts = shapes["gap(t, q)"][0]
+    if hasattr(system, "applied_force"):
+        shapes["applied_force(t, q, v)"] = (jax.eval_shape(system.applied_force, t, q, v), (n,))
     if hasattr(system, "slip"):
         shapes["slip(t, q, v)"] = (jax.eval_shape(system.slip, t, q, v), contacts.shape)
     for name, (result, wanted) in shapes.items():
@@ -319,8 +339,13 @@ def _check_values(system: Any, state: State, t0: Array, dt: Array) -> None:
         raise ValueError(f"{name}.friction = {mu} must not be negative")
 
 
-def _check_start(first: _Row, joints: tuple[Array, Array], max_penetration: float) -> None:
-    gap, (opening, rate) = np.asarray(first.gap[0]), map(np.asarray, joints)
+def _check_start(first: _Row, at_start: _AtStart, max_penetration: float) -> None:
+    gap = np.asarray(first.gap[0])
+    opening, rate, jacobian, mass = map(np.asarray, at_start)
+    if not np.all(np.isfinite(mass)) or np.any(np.linalg.eigvalsh((mass + mass.T) / 2) <= 0):
+        raise ValueError(f"mass_matrix(q0) is not positive definite: {mass.tolist()}; check masses and inertias")
+    if jacobian.size and np.linalg.matrix_rank(jacobian) < len(jacobian):
+        raise ValueError(f"the joints are redundant at the start, their Jacobian has dependent rows: {jacobian.tolist()}")
     if np.any(~(gap >= -max_penetration)):
         raise ValueError(
             f"the start penetrates: gap(t0, q0) = {gap}; move q0, or pass max_penetration larger than {max_penetration}"

@@ -42,7 +42,9 @@ def mechanism(cls: type) -> Any:
     groups of contacts of which at most one can be closed at a time, such as the two walls of a guide: the schemes
     then solve a smaller problem, and flag the step should two contacts of a group ever close together.
 
-    A field may be a number, or an array where the mechanism reads it as one; lists and tuples become arrays.
+    A field may be a number, or an array where the mechanism reads it as one; lists and tuples become arrays. Everything
+    that may change must be a field: a global that a method reads is compiled in. A field that is no parameter but part of
+    the structure (an integer that counts, say) is declared with `dataclasses.field(metadata={"static": True})`.
 
     Raises:
         TypeError: where the class gives neither energies nor M and h, a gap without restitution or friction without slip.
@@ -58,8 +60,8 @@ def mechanism(cls: type) -> Any:
     >>> float(Ball(mass=2.0).force(0.0, jnp.zeros(1), jnp.zeros(1))[0])
     -19.62
     """
-    _check_definition(cls)
-    if "__post_init__" not in vars(cls):
+    given = _check_definition(cls)
+    if not hasattr(cls, "__post_init__"):
         cls.__post_init__ = _lists_to_arrays  # type: ignore[attr-defined]
     cls = dataclasses.dataclass(frozen=True)(cls)
     defaults: dict[str, Callable[..., Any]] = {
@@ -67,7 +69,7 @@ def mechanism(cls: type) -> Any:
         "gap": _no_rows,
         "constraint": _no_rows,
     }
-    if hasattr(cls, "mass_matrix"):
+    if "mass_matrix" in given:
         defaults["kinetic_energy"] = _kinetic_energy_from_mass
     else:
         defaults |= {"mass_matrix": _mass_from_energy, "force": _force_from_energy}
@@ -79,26 +81,35 @@ def mechanism(cls: type) -> Any:
     return jax.tree_util.register_dataclass(cls)
 
 
-def _check_definition(cls: type) -> None:
-    given = set(dir(cls)) | {name for base in cls.__mro__ for name in getattr(base, "__annotations__", {})}
-    if not {"mass_matrix", "force"} <= given and "kinetic_energy" not in given:
-        raise TypeError(
-            f"mechanism {cls.__name__} gives neither kinetic_energy(q, v) nor both mass_matrix(q) and force(t, q, v)"
-        )
+def _check_definition(cls: type) -> set[str]:
+    """The names that the class itself or a parent gives, without what `mechanism` filled in; they must fit together."""
+    fields = {name for base in cls.__mro__ for name in getattr(base, "__annotations__", {})}
+    given = fields | {name for name in dir(cls) if getattr(cls, name) not in _FILLED_IN}
+    name = cls.__name__
     if "mass_matrix" in given and "force" not in given:
-        raise TypeError(f"mechanism {cls.__name__} gives mass_matrix(q) but no force(t, q, v)")
+        raise TypeError(f"mechanism {name} gives mass_matrix(q) but no force(t, q, v)")
+    if "force" in given and "mass_matrix" not in given:
+        raise TypeError(f"mechanism {name} gives force(t, q, v), the whole h, but no mass_matrix(q); forces beside those "
+                        "that follow from the energies are applied_force(t, q, v)")  # fmt: skip
+    if "mass_matrix" in given and ("kinetic_energy" in given or "applied_force" in given):
+        raise TypeError(f"mechanism {name} gives both mass_matrix(q) and force(t, q, v), and kinetic_energy(q, v) or "
+                        "applied_force(t, q, v); give one pair or the other")  # fmt: skip
+    if not {"mass_matrix", "kinetic_energy"} & given:
+        raise TypeError(f"mechanism {name} gives neither kinetic_energy(q, v) nor mass_matrix(q) and force(t, q, v)")
     for method, field in (("gap", "restitution"), ("slip", "friction")):
         if method in given and field not in given:
-            raise TypeError(f"mechanism {cls.__name__} gives {method} but no field {field!r}")
+            raise TypeError(f"mechanism {name} gives {method} but no field {field!r}")
     if "friction" in given and "slip" not in given:
-        raise TypeError(f"mechanism {cls.__name__} has friction but no slip(t, q, v), the tangential velocities")
+        raise TypeError(f"mechanism {name} has friction but no slip(t, q, v), the tangential velocities")
+    return given
 
 
 def _lists_to_arrays(self: Any) -> None:
     for field in dataclasses.fields(self):
         value = getattr(self, field.name)
         if isinstance(value, list | tuple) and not field.metadata.get("static", False):
-            object.__setattr__(self, field.name, np.asarray(value, dtype=float))
+            traced = any(isinstance(item, jax.Array) for item in value)
+            object.__setattr__(self, field.name, jnp.array(value) if traced else np.asarray(value, dtype=float))
 
 
 def _no_rows(self: Any, t: Any, q: Array) -> Array:
@@ -126,6 +137,15 @@ def _force_from_energy(self: Any, t: Any, q: Array, v: Array) -> Array:
     lagrangian = jax.jacfwd(lambda q: self.kinetic_energy(q, v) - self.potential_energy(t, q))
     force = lagrangian(q) - momentum_rate
     return force + self.applied_force(t, q, v) if hasattr(self, "applied_force") else force
+
+
+_FILLED_IN = (
+    _no_rows,
+    _no_potential_energy,
+    _kinetic_energy_from_mass,
+    _mass_from_energy,
+    _force_from_energy,
+)
 
 
 def gap_jacobian(system: Any, t: Any, q: Float[Array, " n"]) -> Float[Array, "contacts n"]:

@@ -13,7 +13,7 @@ class SimulationError(RuntimeError):
 
 
 @jax.tree_util.register_dataclass
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Trajectory:
     """A simulated motion: time-major arrays of `rows` stored states, and what is known of all steps.
 
@@ -65,7 +65,7 @@ class Trajectory:
 
     def summary(self) -> str:
         """One paragraph of text: span, energy, smallest gap, contact, iterations, failures (single runs)."""
-        if np.ndim(self.num_steps) or np.ndim(self.dt):
+        if np.ndim(self.dt):
             steps = np.atleast_1d(np.asarray(self.failed_step))
             return f"{steps.size} runs of {self.num_steps} steps, {int(np.sum(steps >= 0))} of them with a failed step"
         energy = np.asarray(self.energy)

@@ -249,6 +249,10 @@ def test_opposing_contacts_that_close_together_are_flagged():
         ({"system": IdealSliderCrank(), "q0": [0.1, 0.0, 0.0]}, ValueError, "the start violates the joints: constraint"),
         ({"system": IdealSliderCrank(), "v0": [1.0, 0.0, 0.0]}, ValueError, "the start violates the joints: v0 opens"),
         ({"q0": np.zeros(3, np.float32)}, TypeError, "q0 is float32"),
+        ({"q0": [], "v0": []}, ValueError, "vectors"),
+        ({"system": SliderCrank}, TypeError, "instance of a mechanism"),
+        ({"system": SliderCrank(J3=0.0)}, ValueError, "not positive definite"),
+        ({"system": SliderCrank(m3=-1.0)}, ValueError, "not positive definite"),
     ],
 )
 def test_bad_input_is_refused_before_anything_is_traced(change, error, message):
@@ -287,7 +291,12 @@ def test_wrong_shapes_of_a_mechanism_are_named():
     ("body", "message"),
     [
         ({}, "neither kinetic_energy"),
-        ({"mass_matrix": lambda self, q: q}, "neither"),
+        ({"mass_matrix": lambda self, q: q}, "no force"),
+        ({"kinetic_energy": lambda self, q, v: v @ v, "force": lambda self, t, q, v: v}, "no mass_matrix"),
+        (
+            {"mass_matrix": lambda self, q: q, "force": lambda self, t, q, v: v, "applied_force": lambda self, t, q, v: v},
+            "one pair or the other",
+        ),
         ({"kinetic_energy": lambda self, q, v: v @ v, "gap": lambda self, t, q: q}, "no field 'restitution'"),
         ({"kinetic_energy": lambda self, q, v: v @ v, "slip": lambda self, t, q, v: v}, "no field 'friction'"),
         ({"kinetic_energy": lambda self, q, v: v @ v, "friction": 0.1, "__annotations__": {"friction": float}}, "no slip"),
@@ -296,6 +305,79 @@ def test_wrong_shapes_of_a_mechanism_are_named():
 def test_incomplete_mechanisms_are_refused(body, message):
     with pytest.raises(TypeError, match=message):
         jaxsim.mechanism(type("Incomplete", (), body))
+
+
+def test_subclasses_of_a_mechanism():
+    @jaxsim.mechanism
+    class Free:
+        m: float = 1.0
+
+        def kinetic_energy(self, q, v):
+            return 0.5 * self.m * v @ v
+
+    @jaxsim.mechanism
+    class Driven(Free):
+        w: float = 2.0
+
+        def potential_energy(self, t, q):
+            return self.w * q[0]
+
+    assert float(Driven(m=4.0).force(0.0, jnp.zeros(1), jnp.zeros(1))[0]) == -2.0
+    with pytest.raises(TypeError, match="one pair or the other"):
+
+        @jaxsim.mechanism
+        class Heavier(SliderCrank):
+            def kinetic_energy(self, q, v):
+                return v @ v
+
+
+def test_illegal_lanes_fail_at_step_0():
+    ball = jaxsim.systems.BouncingBall()
+    options = dict(dt=1e-3, num_steps=10, scheme=Moreau())
+    starts = jax.vmap(lambda q: jaxsim.simulate(ball, q, [0.0], **options))(jnp.array([[-1.0], [1.0]]))
+    np.testing.assert_array_equal(starts.failed_step, [0, -1])
+    eps = jax.vmap(lambda e: jaxsim.simulate(dataclasses.replace(ball, restitution=e), [1.0], [0.0], **options))(
+        jnp.array([0.5, 1.5])
+    )
+    np.testing.assert_array_equal(eps.failed_step, [-1, 0])
+    backwards = jax.jit(lambda dt: jaxsim.simulate(ball, [1.0], [0.0], **(options | {"dt": dt})))(-1e-3)
+    assert int(backwards.failed_step) == 0
+
+
+@pytest.mark.parametrize("scheme", [Moreau(), jaxsim.GearGuptaLeimkuhler()], ids=["moreau", "ggl"])
+def test_derivative_by_friction_and_beside_a_fixed_gap(scheme):
+    """x = v0 t - mu g t^2 / 2 while it slides; a gap that nothing moves must not spoil the derivative."""
+
+    @jaxsim.mechanism
+    class Sliding:
+        friction: float = 0.2
+        restitution: float = 0.0
+
+        def kinetic_energy(self, q, v):
+            return 0.5 * v @ v
+
+        def potential_energy(self, t, q):
+            return 9.81 * q[1]
+
+        def gap(self, t, q):
+            return jnp.array([q[1], 1.0 + 0 * q[1]])
+
+        def slip(self, t, q, v):
+            return jnp.array([v[0], v[0]])
+
+    def final(mu):
+        return jaxsim.simulate(Sliding(friction=mu), [0.0, 0.0], [1.0, 0.0], dt=1e-3, num_steps=200, scheme=scheme).q[-1, 0]
+
+    assert float(jax.jacfwd(final)(0.2)) == pytest.approx(-9.81 * 0.2**2 / 2, rel=0.02)
+
+
+def test_masses_in_a_list_can_be_differentiated():
+    def energy(m):
+        return jaxsim.simulate(
+            jaxsim.systems.NewtonsCradle(masses=[m, 0.1]), [0.0, 0.0], [-1.0, 0.0], dt=1e-3, num_steps=2, scheme=Moreau()
+        ).energy[0]
+
+    assert float(jax.grad(energy)(0.1)) == pytest.approx(0.5)
 
 
 def test_text():

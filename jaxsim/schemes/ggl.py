@@ -98,7 +98,8 @@ class GearGuptaLeimkuhler:
         phi4 = Psi - prox(Psi - r_P g+)
 
     with Wt, ht at the midpoint of the step and M_M at q_n + dt/2 v_n. A contact takes part once the motion without it
-    would end with g <= 0; contacts that the result violates are added and the step is solved again (figure 7).
+    would end with g <= 0; contacts that the result violates are added and the step is solved again (figure 7). Psi only
+    pushes contacts open, so a body that comes to rest may hover, by less than the g dt^2 / 2 of one step's fall.
 
     Attributes:
         position_level: with phi4 and Psi; without them it is the paper's reference line (figure 10).
@@ -262,10 +263,13 @@ class GearGuptaLeimkuhler:
     def _attach_derivative(self, system: Any, data: StepData, solution: Reduced, active: Array) -> Reduced:
         """`solution` unchanged, with the derivative of the root of (39), whatever way it was found."""
         W = data.contacts.pick(gap_jacobian(system, data.t, data.q))
-        r_correction = 1 / jnp.sum(W * (W if self.metric == "identity" else W @ data.inverse_mass), axis=1)
+        own_correction = jnp.sum(W * (W if self.metric == "identity" else W @ data.inverse_mass), axis=1)
         if data.friction is not None:
             W = jnp.concatenate([W, data.contacts.pick(slip_jacobian(system, data.t, data.q))])
-        r = jax.lax.stop_gradient((1 / jnp.sum(W * (W @ data.inverse_mass), axis=1), r_correction))
+        own_impulse = jnp.sum(W * (W @ data.inverse_mass), axis=1)
+        # any r > 0 will do, also for a gap that does not move at all
+        r_impulse, r_correction = (1 / jnp.where(own > 0, own, 1.0) for own in (own_impulse, own_correction))
+        r = jax.lax.stop_gradient((r_impulse, r_correction))
 
         def function(y):
             phi = self.residual(system, data, self._expand(system, data, y), active, r)

@@ -23,7 +23,7 @@ class StepInfo(NamedTuple):
     joint_impulse: Float[Array, " joints"]  # multipliers of the bilateral constraints
     active: Bool[Array, " contacts"]  # contacts that the step treated as closed
     iterations: Int[Array, ""]  # Newton iterations
-    residual: Float[Array, ""]  # what was left at the end, as a velocity
+    residual: Float[Array, ""]  # as a velocity: of the contact law (Moreau), or the last Newton correction
     converged: Bool[Array, ""]
 
 
