@@ -1,7 +1,7 @@
 """Figures of single runs, drawn with matplotlib, which is imported when the first of them is drawn.
 
-Every function draws into the axes it is given, or into a new figure, and returns the axes; `returned.figure.savefig(...)`
-saves it. Time-lapse details are a matter of `ax.set_xlim` and `ax.set_ylim`.
+Every function draws into the axes it is given, or into a new figure, and returns the axes. `ax.figure.savefig("name.png")`
+saves the figure; `ax.set_xlim` and `ax.set_ylim` choose a detail.
 """
 
 from collections.abc import Sequence

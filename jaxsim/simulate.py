@@ -11,7 +11,7 @@ from jax.flatten_util import ravel_pytree
 from jaxtyping import Array, Bool, Float, Int
 
 from jaxsim.schemes.state import State, StepInfo
-from jaxsim.system import constraint_jacobian, constraint_rate, energy, gap_rate
+from jaxsim.system import constraint_jacobian, constraint_rate, energy, gap_rate, has_friction
 from jaxsim.trajectory import Trajectory
 from jaxsim.tune import hint_once
 
@@ -112,7 +112,7 @@ class _Row(NamedTuple):
     gap_rate: Float[Array, " contacts"]
     energy: Float[Array, ""]
     impulse: Float[Array, " contacts"]
-    friction_impulse: Float[Array, " contacts"]
+    friction_impulse: Float[Array, " rubbing"]
     joint_impulse: Float[Array, " joints"]
     iterations: Int[Array, ""]
     converged: Bool[Array, ""]
@@ -125,7 +125,7 @@ class _Sums(NamedTuple):
     """
 
     impulse: Float[Array, " contacts"]
-    friction_impulse: Float[Array, " contacts"]
+    friction_impulse: Float[Array, " rubbing"]
     joint_impulse: Float[Array, " joints"]
     closed: Float[Array, " contacts"]
     in_contact: Float[Array, ""]
@@ -159,9 +159,10 @@ def _row(system: Any, t: Array, state: State, sums: _Sums) -> _Row:
     )
 
 
-def _nothing(contacts: int, joints: int, dtype: Any) -> _Sums:
+def _nothing(system: Any, contacts: int, joints: int, dtype: Any) -> _Sums:
     zero, per_contact = jnp.zeros((), dtype), jnp.zeros(contacts, dtype)
-    return _Sums(per_contact, per_contact, jnp.zeros(joints, dtype), per_contact, zero, zero, zero)
+    rubbing = jnp.zeros(contacts if has_friction(system) else 0, dtype)
+    return _Sums(per_contact, rubbing, jnp.zeros(joints, dtype), per_contact, zero, zero, zero)
 
 
 class _AtStart(NamedTuple):
@@ -176,7 +177,7 @@ def _start(system: Any, state: State, t0: Array, dt: Array, max_penetration: Any
     """The first row, the empty tally, and what `_check_start` looks at. Shapes are checked here, once per structure."""
     _check_shapes(system, state)
     gap, joints = system.gap(t0, state.q), system.constraint(t0, state.q)
-    row = _row(system, t0, state, _nothing(gap.size, joints.size, gap.dtype))
+    row = _row(system, t0, state, _nothing(system, gap.size, joints.size, gap.dtype))
     # What is refused with an error where values are known fails at step 0 where they are traced, lane by lane.
     eps, mu = jnp.asarray(getattr(system, "restitution", 0.0)), jnp.asarray(getattr(system, "friction", 0.0))
     illegal = ~(dt > 0) | jnp.any(gap < -max_penetration) | jnp.any((eps < 0) | (eps > 1)) | jnp.any(mu < 0)
@@ -203,7 +204,7 @@ def _rollout(
     save_every: int,
 ) -> tuple[State, _Tally, _Row]:
     contacts, joints = tally.min_gap.size, system.constraint(t0, state.q).size
-    nothing, unravel = ravel_pytree(_nothing(contacts, joints, state.q.dtype))
+    nothing, unravel = ravel_pytree(_nothing(system, contacts, joints, state.q.dtype))
 
     def step(carry, i):
         state, sums, min_gap, failure = carry
@@ -212,7 +213,7 @@ def _rollout(
         min_gap = jnp.minimum(min_gap, system.gap(t0 + (i + 1) * dt, state.q))
         first = ~info.converged & (failure[0] < 0)
         this = _Failure(i.astype(failure.dtype), info.residual, info.active.astype(failure.dtype))
-        failure = jnp.where(first, jax.lax.stop_gradient(ravel_pytree(this)[0]), failure)
+        failure = jax.lax.cond(first, lambda: jax.lax.stop_gradient(ravel_pytree(this)[0]), lambda: failure)
         return (state, sums, min_gap, failure), None
 
     def row(carry, r):
@@ -227,10 +228,12 @@ def _rollout(
             tally.steps_in_contact + sums.in_contact.astype(int),
             failure,
         )
-        return (state, tally), _row(system, t0 + (begin + save_every) * dt, state, sums)
+        # one flat vector per row: with multi-output fusion, XLA would copy several stacks of rows whole for every row
+        return (state, tally), ravel_pytree(_row(system, t0 + (begin + save_every) * dt, state, sums))[0]
 
     (state, tally), stored = jax.lax.scan(row, (state, tally), jnp.arange(rows))
-    return state, tally, stored
+    _, unravel_row = ravel_pytree(_row(system, t0, state, unravel(nothing)))
+    return state, tally, jax.vmap(unravel_row)(stored)
 
 
 def _sums_of(info: StepInfo, dtype: Any) -> Float[Array, " flat"]:

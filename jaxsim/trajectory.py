@@ -29,7 +29,7 @@ class Trajectory:
     gap_rate: Float[Array, "*batch rows contacts"]  # [m/s]
     energy: Float[Array, "*batch rows"]  # T + V [J]
     impulse: Float[Array, "*batch rows contacts"]  # normal [N s]
-    friction_impulse: Float[Array, "*batch rows contacts"]  # tangential [N s]
+    friction_impulse: Float[Array, "*batch rows rubbing"]  # tangential [N s], one per contact with friction, else none
     joint_impulse: Float[Array, "*batch rows joints"]  # bilateral
     iterations: Int[Array, "*batch rows"]  # Newton iterations
     converged: Bool[Array, "*batch rows"]

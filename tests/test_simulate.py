@@ -121,7 +121,7 @@ class Counting:
         q, v = state
         contacts = system.gap(t, q)
         zero = jnp.zeros_like(contacts)
-        info = StepInfo(zero, zero, jnp.zeros(0), zero > 1, jnp.asarray(1), jnp.zeros(()), jnp.asarray(True))
+        info = StepInfo(zero, jnp.zeros(0), jnp.zeros(0), zero > 1, jnp.asarray(1), jnp.zeros(()), jnp.asarray(True))
         acceleration = jnp.linalg.solve(system.mass_matrix(q), system.force(t, q, v))
         return State(q + dt * v, v + dt * acceleration), info
 

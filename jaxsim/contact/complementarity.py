@@ -169,7 +169,9 @@ def _lemke(M: Array, q: Array, max_pivots: int) -> Array:
         usable = column > 1e-7
         ratios = jnp.where(usable, tableau[:, -1] / jnp.where(usable, column, 1.0), jnp.inf)
         smallest = jnp.min(ratios)
-        ends = (basis == artificial) & (ratios <= smallest + 1e-12)  # on a tie the artificial variable leaves first
+        ends = (
+            (basis == artificial) & usable & (tableau[:, -1] - smallest * column <= 1e-12)
+        )  # on a tie the artificial variable leaves first
         row = jnp.where(jnp.any(ends), jnp.argmax(ends), jnp.argmin(ratios))
         leaving = basis[row]
         swept, new_basis = pivot(tableau, basis, row, entering)

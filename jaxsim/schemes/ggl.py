@@ -149,7 +149,7 @@ class GearGuptaLeimkuhler:
         k = active.size
         info = StepInfo(
             impulse=contacts.spread(x.impulse[:k]),
-            friction_impulse=contacts.spread(x.impulse[k:] if data.friction is not None else jnp.zeros_like(x.impulse)),
+            friction_impulse=contacts.spread(x.impulse[k:]) if data.friction is not None else x.impulse[k:],
             joint_impulse=x.joint_impulse,
             active=contacts.spread(active),
             iterations=iterations,

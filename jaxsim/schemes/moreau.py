@@ -90,7 +90,7 @@ def velocity_step(
     speed = jnp.max(jnp.abs(reduced_b), initial=0.0)
     info = StepInfo(
         impulse=contacts.spread(impulse[:k]),
-        friction_impulse=contacts.spread(impulse[k:]) if friction is not None else jnp.zeros_like(gap),
+        friction_impulse=contacts.spread(impulse[k:]) if friction is not None else jnp.zeros(0, gap.dtype),
         joint_impulse=joint_impulse,
         active=contacts.spread(active),
         iterations=jnp.asarray(0),

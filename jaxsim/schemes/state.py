@@ -19,7 +19,7 @@ class StepInfo(NamedTuple):
     """What one wants to look at after a step."""
 
     impulse: Float[Array, " contacts"]  # normal impulses [N s]
-    friction_impulse: Float[Array, " contacts"]  # tangential impulses [N s]; zero without friction
+    friction_impulse: Float[Array, " rubbing"]  # tangential impulses [N s]; none without friction
     joint_impulse: Float[Array, " joints"]  # multipliers of the bilateral constraints
     active: Bool[Array, " contacts"]  # contacts that the step treated as closed
     iterations: Int[Array, ""]  # Newton iterations
