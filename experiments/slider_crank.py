@@ -453,7 +453,6 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
-    # Loop compiled as one function, but not multi-output fusion: with it storing a row copies all rows.
     jaxsim.tune_cpu()
     jax.config.update("jax_enable_x64", True)
     sys.exit(main())
