@@ -69,7 +69,12 @@ def simulate(
         raise ValueError(f"num_steps = {num_steps} is not a multiple of save_every = {save_every}")
     if not callable(getattr(scheme, "step", None)) or isinstance(scheme, type):
         raise TypeError(f"scheme must be an object with a method step(system, state, t, dt), got {scheme!r}")
-    hash(scheme)  # it is compiled in; raises TypeError for a dataclass that is not frozen
+    try:
+        hash(scheme)
+    except TypeError as error:
+        raise TypeError(
+            f"scheme must be hashable, a frozen dataclass of plain numbers, since it is compiled in: {scheme!r}"
+        ) from error
     if isinstance(system, type) or not hasattr(system, "mass_matrix"):
         raise TypeError(f"system must be an instance of a mechanism, such as SliderCrank(), got {system!r}")
     system, state, t0, dt = _as_arrays(system, q0, v0, t0, dt, allow_float32)
@@ -86,20 +91,7 @@ def simulate(
     else:
         state, tally, part = run(state, tally, jnp.asarray(0), rows=rows)
         parts = [part]
-    stored = jax.tree.map(lambda *pieces: jnp.concatenate(pieces), first, *parts)
-    failure = _Failure(tally.failure[0], tally.failure[1], tally.failure[2:])
-    return Trajectory(
-        **stored._asdict(),
-        min_gap=tally.min_gap,
-        closed_steps=tally.closed_steps,
-        steps_in_contact=tally.steps_in_contact,
-        failed_step=failure.step.astype(int),
-        failed_time=jnp.where(failure.step < 0, jnp.nan, t0 + failure.step * dt),
-        failed_residual=failure.residual,
-        failed_active=failure.active > 0,
-        dt=dt,
-        num_steps=num_steps,
-    )
+    return _finish(first, parts, tally, t0, dt, num_steps=num_steps)
 
 
 class _Row(NamedTuple):
@@ -246,6 +238,24 @@ def _sums_of(info: StepInfo, dtype: Any) -> Float[Array, " flat"]:
     return ravel_pytree(sums)[0]
 
 
+@functools.partial(jax.jit, static_argnames="num_steps")
+def _finish(first: _Row, parts: list[_Row], tally: _Tally, t0: Array, dt: Array, *, num_steps: int) -> Trajectory:
+    stored = jax.tree.map(lambda *pieces: jnp.concatenate(pieces), first, *parts)
+    failure = _Failure(tally.failure[0], tally.failure[1], tally.failure[2:])
+    return Trajectory(
+        **stored._asdict(),
+        min_gap=tally.min_gap,
+        closed_steps=tally.closed_steps,
+        steps_in_contact=tally.steps_in_contact,
+        failed_step=failure.step.astype(int),
+        failed_time=jnp.where(failure.step < 0, jnp.nan, t0 + failure.step * dt),
+        failed_residual=failure.residual,
+        failed_active=failure.active > 0,
+        dt=dt,
+        num_steps=num_steps,
+    )
+
+
 def _run_in_parts(run: Any, state: State, tally: _Tally, rows: int, save_every: int) -> tuple[list[_Row], _Tally]:
     # The same loop, cut into at most 100 calls: the bar costs no host callback inside the compiled loop.
     from tqdm.auto import tqdm
@@ -275,12 +285,18 @@ def _as_arrays(system: Any, q0: Any, v0: Any, t0: Any, dt: Any, allow_float32: b
             raise TypeError(f"{name} is float32; convert it to float64, or pass allow_float32=True")
     if allow_float32 and all(getattr(x, "dtype", None) == np.float32 for x in (q0, v0)):
         dtype = jnp.dtype("float32")
-    cast = functools.partial(jnp.asarray, dtype=dtype)
+
+    def cast(
+        x: Any,
+    ) -> Any:  # NumPy where JAX has no part in it yet: a dozen small transfers cost more than a thousand steps
+        return jnp.asarray(x, dtype) if isinstance(x, jax.Array) else np.asarray(x, dtype)
+
     try:
         system = jax.tree.map(cast, system)
     except (TypeError, ValueError) as error:
         raise TypeError(f"a field of {type(system).__name__} is not a number or an array of numbers: {system!r}") from error
-    return system, State(cast(q0), cast(v0)), cast(t0), cast(dt)
+    q0, v0, t0, dt = (jnp.asarray(x, dtype) for x in (q0, v0, t0, dt))
+    return system, State(q0, v0), t0, dt
 
 
 def _check_shapes(system: Any, state: State) -> None:

@@ -126,6 +126,14 @@ class Counting:
         return State(q + dt * v, v + dt * acceleration), info
 
 
+@dataclasses.dataclass
+class Mutable:
+    """A scheme that is not frozen, and so has no hash."""
+
+    def step(self, system, state, t, dt):
+        raise AssertionError("never traced")
+
+
 def test_traced_once_per_structure():
     scheme = Counting()
     run(scheme=scheme)
@@ -228,6 +236,7 @@ def test_opposing_contacts_that_close_together_are_flagged():
         ({"save_every": 0}, ValueError, "save_every = 0"),
         ({"save_every": 7}, ValueError, "num_steps = 400 is not a multiple of save_every = 7"),
         ({"scheme": "moreau"}, TypeError, "scheme must be an object with a method step"),
+        ({"scheme": Mutable()}, TypeError, "scheme must be hashable"),
         ({"scheme": Moreau}, TypeError, "scheme must be an object with a method step"),
         ({"q0": [0.0, 0.0]}, ValueError, "same length, got shapes"),
         ({"q0": np.zeros((5, 3)), "v0": np.zeros((5, 3))}, ValueError, "jax.vmap"),

@@ -108,7 +108,7 @@ def test_no_utils():
 
 
 def test_no_home_paths():
-    home = re.compile(r"/home/\w|/root/|/Users/\w|[A-Z]:\\\\?Users")
+    home = re.compile(r"/(home|root|Users)/\w|[A-Z]:\\\\?Users")
     suffixes = {".py", ".md", ".toml", ".ipynb", ".json", ".txt"}
     files = [path for folder in ("jaxsim", "experiments", "notebooks") for path in (ROOT / folder).rglob("*")]
     files += [path for path in ROOT.iterdir() if path.is_file()]

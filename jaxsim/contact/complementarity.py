@@ -109,9 +109,10 @@ def _set_of_two(D: Array, b: Array, active: Array) -> Array:
     both = solve(D, -b)
     regular = own[0] * own[1] - D[0, 1] * D[1, 0] > 1e-12 * own[0] * own[1]
     use_both = regular & jnp.all(active & (both > 0))
-    other = jnp.where(active, b + jnp.stack([D[0, 1], D[1, 0]]) * alone[::-1], jnp.inf) / jnp.sqrt(own)
-    first = use_both | (alone[0] > 0) & (other[1] >= other[0])
-    second = use_both | (alone[1] > 0) & (other[1] < other[0])
+    other = jnp.where(active, b + jnp.stack([D[0, 1], D[1, 0]]) * alone[::-1], jnp.inf)
+    first_leaves_more = other[1] * own[0] >= other[0] * own[1]  # as impulses, other / own
+    first = use_both | (alone[0] > 0) & first_leaves_more
+    second = use_both | (alone[1] > 0) & ~first_leaves_more
     return jnp.stack([first, second])
 
 
