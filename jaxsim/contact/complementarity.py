@@ -104,15 +104,16 @@ def _scaled(D: Array, b: Array, active: Array) -> tuple[Array, Array]:
 
 def _set_of_two(D: Array, b: Array, active: Array) -> Array:
     # Both, if that gives positive impulses (and D is regular); else the one that leaves the other's velocity larger.
-    own = jnp.diagonal(D)
-    alone = prox_nonnegative(jnp.where(active, -b / own, 0.0))
-    both = solve(D, -b)
-    regular = own[0] * own[1] - D[0, 1] * D[1, 0] > 1e-12 * own[0] * own[1]
-    use_both = regular & jnp.all(active & (both > 0))
-    other = jnp.where(active, b + jnp.stack([D[0, 1], D[1, 0]]) * alone[::-1], jnp.inf)
-    first_leaves_more = other[1] * own[0] >= other[0] * own[1]  # as impulses, other / own
-    first = use_both | (alone[0] > 0) & first_leaves_more
-    second = use_both | (alone[1] > 0) & ~first_leaves_more
+    # Signs are all that is asked for, so nothing is divided: impulses times the determinant, velocities times D_ii.
+    (d00, d01), (d10, d11) = D
+    determinant = d00 * d11 - d01 * d10
+    both = jnp.stack([d01 * b[1] - d11 * b[0], d10 * b[0] - d00 * b[1]])
+    use_both = (determinant > 1e-12 * d00 * d11) & jnp.all(active & (both > 0))
+    push = jnp.where(active, prox_nonnegative(-b), 0.0)
+    left = jnp.stack([b[0] * d11 + d01 * push[1], b[1] * d00 + d10 * push[0]])
+    left = jnp.where(active, left, jnp.inf)
+    first = use_both | (push[0] > 0) & (left[1] >= left[0])
+    second = use_both | (push[1] > 0) & (left[1] < left[0])
     return jnp.stack([first, second])
 
 
