@@ -294,7 +294,8 @@ class GearGuptaLeimkuhler:
     def _solve(self, system: Any, state: State, t: Any, dt: Any):
         """Figure 7: the motion without contacts, then with those that it violates, until nothing is violated."""
         no_contact = Candidates(lambda values: values[:0], lambda values: values)
-        free, iterations, change = self._free_motion(system, self._step_data(system, state, t, dt, no_contact))
+        bound = self._bound(state, dt)
+        free, iterations, change = self._free_motion(system, self._step_data(system, state, t, dt, no_contact), bound)
 
         def gap_of(y):
             return system.gap(t + dt, state.q + dt * (state.v + y.s))
@@ -311,7 +312,7 @@ class GearGuptaLeimkuhler:
         def body(carry):
             y, active, iterations, _, _ = carry
             new, change = self._contact_iteration(system, data, y, active)
-            settled = change <= self._bound(state, dt)
+            settled = change <= bound
             added = active | (settled & (contacts.pick(gap_of(new)) < 0))
             return new, added, iterations + 1, change, settled & jnp.all(added == active)
 
@@ -319,13 +320,13 @@ class GearGuptaLeimkuhler:
             _, _, iterations, _, done = carry
             return ~done & (iterations < self.max_iterations)
 
-        carry = (start, active, iterations, change, (change <= self._bound(state, dt)) & ~jnp.any(active))
+        carry = (start, active, iterations, change, (change <= bound) & ~jnp.any(active))
         y, active, iterations, change, done = jax.lax.while_loop(unfinished, body, carry)
         outside = gap_of(y) < 0
         opposed = jnp.sum(outside) > jnp.sum(contacts.pick(outside))  # two contacts of a group, against `opposing`
         return y, contacts, active, iterations, change, done & ~opposed
 
-    def _free_motion(self, system: Any, data: StepData) -> tuple[Reduced, Array, Array]:
+    def _free_motion(self, system: Any, data: StepData, bound: Array) -> tuple[Reduced, Array, Array]:
         """Newton for a step without contacts: the solution, its iterations and last correction."""
         zeros = functools.partial(jnp.zeros, dtype=data.q.dtype)
         joints = system.constraint(data.t, data.q).size
@@ -345,7 +346,7 @@ class GearGuptaLeimkuhler:
 
         def unfinished(carry):
             _, iterations, change = carry
-            return (change > self._bound(State(data.q, data.v), data.dt)) & (iterations < self.max_iterations)
+            return (change > bound) & (iterations < self.max_iterations)
 
         return jax.lax.while_loop(unfinished, body, (start, jnp.asarray(0), jnp.asarray(jnp.inf, data.q.dtype)))
 
