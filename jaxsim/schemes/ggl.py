@@ -228,8 +228,11 @@ class GearGuptaLeimkuhler:
         """W^T contact + B^T joint at the middle of the step: normal, then tangential, then bilateral multipliers."""
         t, k = data.t + data.dt / 2, data.restitution.size
 
+        normal = data.contacts.spread(contact[:k])  # rather than picking rows of W, and of its derivatives
+
         def work(q):
-            return contact[:k] @ data.contacts.pick(system.gap(t, q)) + joint @ system.constraint(t, q)
+            of_contacts = normal @ system.gap(t, q) if k else 0.0
+            return of_contacts + joint @ system.constraint(t, q)
 
         result = jax.jacfwd(work)(q)  # not reverse mode: the scatters in it keep XLA from compiling the loop as a whole
         if contact.size > k:
