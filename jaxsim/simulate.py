@@ -1,5 +1,6 @@
 """The rollout: many steps of one scheme as one compiled loop."""
 
+import dataclasses
 import functools
 from typing import Any, NamedTuple
 
@@ -307,18 +308,30 @@ def _check_shapes(system: Any, state: State) -> None:
             "for many starts at once wrap simulate in jax.vmap"
         )
     n, t = q.size, jnp.zeros((), q.dtype)
+
+    def shape(method: str, *arguments: Array) -> Any:
+        try:
+            return jax.eval_shape(getattr(system, method), *arguments)
+        except (TypeError, ValueError) as error:
+            fields = {field.name: np.shape(getattr(system, field.name)) for field in dataclasses.fields(system)}
+            arrays = ", ".join(f"{field} {size}" for field, size in fields.items() if size)
+            raise ValueError(
+                f"{type(system).__name__}.{method} fails for {n} coordinates (array fields: {arrays or 'none'}): {error}; "
+                "for a batch of parameters wrap simulate in jax.vmap"
+            ) from error
+
     shapes = {
-        "mass_matrix(q)": (jax.eval_shape(system.mass_matrix, q), (n, n)),
-        "force(t, q, v)": (jax.eval_shape(system.force, t, q, v), (n,)),
-        "potential_energy(t, q)": (jax.eval_shape(system.potential_energy, t, q), ()),
-        "gap(t, q)": (jax.eval_shape(system.gap, t, q), (None,)),
-        "constraint(t, q)": (jax.eval_shape(system.constraint, t, q), (None,)),
+        "mass_matrix(q)": (shape("mass_matrix", q), (n, n)),
+        "force(t, q, v)": (shape("force", t, q, v), (n,)),
+        "potential_energy(t, q)": (shape("potential_energy", t, q), ()),
+        "gap(t, q)": (shape("gap", t, q), (None,)),
+        "constraint(t, q)": (shape("constraint", t, q), (None,)),
     }
     contacts = shapes["gap(t, q)"][0]
     if hasattr(system, "applied_force"):
-        shapes["applied_force(t, q, v)"] = (jax.eval_shape(system.applied_force, t, q, v), (n,))
+        shapes["applied_force(t, q, v)"] = (shape("applied_force", t, q, v), (n,))
     if hasattr(system, "slip"):
-        shapes["slip(t, q, v)"] = (jax.eval_shape(system.slip, t, q, v), contacts.shape)
+        shapes["slip(t, q, v)"] = (shape("slip", t, q, v), contacts.shape)
     for name, (result, wanted) in shapes.items():
         if len(result.shape) != len(wanted) or any(w not in (None, s) for s, w in zip(result.shape, wanted, strict=True)):
             size = f"({', '.join('any' if w is None else str(w) for w in wanted)})"

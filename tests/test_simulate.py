@@ -254,7 +254,7 @@ def test_opposing_contacts_that_close_together_are_flagged():
         ),
         ({"system": SliderCrank(m1=np.nan)}, ValueError, r"SliderCrank.m1 = nan is not finite"),
         ({"system": SliderCrank(m1="heavy")}, TypeError, "not a number"),
-        ({"system": SliderCrank(l1=np.ones(4))}, (ValueError, TypeError), ""),
+        ({"system": SliderCrank(l1=np.ones(4))}, ValueError, r"mass_matrix fails for 3 .*fields: l1 \(4,\)\)"),
         ({"system": IdealSliderCrank(), "q0": [0.1, 0.0, 0.0]}, ValueError, "the start violates the joints: constraint"),
         ({"system": IdealSliderCrank(), "v0": [1.0, 0.0, 0.0]}, ValueError, "the start violates the joints: v0 opens"),
         ({"q0": np.zeros(3, np.float32)}, TypeError, "q0 is float32"),
