@@ -1,13 +1,14 @@
 """jaxsim: mechanisms with impacts and contact, batched and differentiable, in JAX."""
 
 from jaxsim import contact, plot, schemes, systems
-from jaxsim.schemes import GearGuptaLeimkuhler, Moreau
+from jaxsim.schemes import EventDriven, GearGuptaLeimkuhler, Moreau
 from jaxsim.simulate import simulate
 from jaxsim.system import mechanism
 from jaxsim.trajectory import SimulationError, Trajectory
 from jaxsim.tune import tune_cpu
 
 __all__ = [
+    "EventDriven",
     "GearGuptaLeimkuhler",
     "Moreau",
     "SimulationError",

@@ -40,7 +40,8 @@ def simulate(
         dt: step [s]; the time of step i is t0 + i dt, never accumulated.
         num_steps: how many steps; a multiple of `save_every`.
         scheme: `jaxsim.Moreau()`, `jaxsim.GearGuptaLeimkuhler()`, or any frozen dataclass with
-            `step(system, state, t, dt) -> (state, info)`.
+            `step(system, state, t, dt) -> (state, info)`, where `state.q` and `state.v` are the coordinates and velocities.
+            A scheme that carries more than those says so by `start(system, state, t0)`, which returns its first state.
         save_every: store every so many steps. Impulses and iterations are summed over the steps between; extremes and
             failures cover all steps.
         t0: time of the start [s].
@@ -85,14 +86,16 @@ def simulate(
         _check_start(first, at_start, max_penetration)
 
     hint_once(num_steps)
+    if hasattr(scheme, "start"):  # what the scheme carries beside (q, v)
+        state = scheme.start(system, state, t0)
     rows = num_steps // save_every
     run = functools.partial(_rollout, system, t0=t0, dt=dt, scheme=scheme, save_every=save_every)
     if progress and not _is_traced(system, state, t0, dt):
-        parts, tally = _run_in_parts(run, state, tally, rows, save_every)
+        state, parts, tally = _run_in_parts(run, state, tally, rows, save_every)
     else:
         state, tally, part = run(state, tally, jnp.asarray(0), rows=rows)
         parts = [part]
-    return _finish(first, parts, tally, t0, dt, num_steps=num_steps)
+    return _finish(first, parts, tally, getattr(state, "impacts", None), t0, dt, num_steps=num_steps)
 
 
 class _Row(NamedTuple):
@@ -144,7 +147,7 @@ class _Tally(NamedTuple):
 
 
 def _row(system: Any, t: Array, state: State, sums: _Sums) -> _Row:
-    q, v = state
+    q, v = state.q, state.v
     return _Row(
         *(t, q, v, system.gap(t, q), gap_rate(system, t, q, v), energy(system, t, q, v)),
         *(sums.impulse, sums.friction_impulse, sums.joint_impulse),
@@ -240,7 +243,9 @@ def _sums_of(info: StepInfo, dtype: Any) -> Float[Array, " flat"]:
 
 
 @functools.partial(jax.jit, static_argnames="num_steps")
-def _finish(first: _Row, parts: list[_Row], tally: _Tally, t0: Array, dt: Array, *, num_steps: int) -> Trajectory:
+def _finish(
+    first: _Row, parts: list[_Row], tally: _Tally, impacts: Any, t0: Array, dt: Array, *, num_steps: int
+) -> Trajectory:
     stored = jax.tree.map(lambda *pieces: jnp.concatenate(pieces), first, *parts)
     failure = _Failure(tally.failure[0], tally.failure[1], tally.failure[2:])
     return Trajectory(
@@ -253,11 +258,12 @@ def _finish(first: _Row, parts: list[_Row], tally: _Tally, t0: Array, dt: Array,
         failed_residual=failure.residual,
         failed_active=failure.active > 0,
         dt=dt,
+        impacts=impacts,
         num_steps=num_steps,
     )
 
 
-def _run_in_parts(run: Any, state: State, tally: _Tally, rows: int, save_every: int) -> tuple[list[_Row], _Tally]:
+def _run_in_parts(run: Any, state: State, tally: _Tally, rows: int, save_every: int) -> tuple[Any, list[_Row], _Tally]:
     # The same loop, cut into at most 100 calls: the bar costs no host callback inside the compiled loop.
     from tqdm.auto import tqdm
 
@@ -269,7 +275,7 @@ def _run_in_parts(run: Any, state: State, tally: _Tally, rows: int, save_every: 
             state, tally, part = run(state, tally, jnp.asarray(begin * save_every), rows=part_rows)
             parts.append(jax.block_until_ready(part))
             bar.update(part_rows * save_every)
-    return parts, tally
+    return state, parts, tally
 
 
 def _as_arrays(system: Any, q0: Any, v0: Any, t0: Any, dt: Any, allow_float32: bool) -> tuple[Any, State, Array, Array]:

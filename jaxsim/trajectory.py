@@ -7,6 +7,8 @@ import jax
 import numpy as np
 from jaxtyping import Array, Bool, Float, Int
 
+from jaxsim.schemes.state import ImpactLog
+
 
 class SimulationError(RuntimeError):
     """A step did not converge or turned non-finite."""
@@ -41,6 +43,7 @@ class Trajectory:
     failed_residual: Float[Array, "*batch"]
     failed_active: Bool[Array, "*batch contacts"]
     dt: Float[Array, "*batch"]  # [s]
+    impacts: ImpactLog | None  # of a scheme that resolves them, `jaxsim.EventDriven`
     num_steps: int = field(metadata={"static": True})
 
     def raise_if_failed(self) -> "Trajectory":

@@ -15,7 +15,7 @@ ALLOWED = {
     "jaxsim.solve": (),
     "jaxsim.system": (),
     "jaxsim.trigonometry": (),
-    "jaxsim.trajectory": (),
+    "jaxsim.trajectory": ("jaxsim.schemes.state",),
     "jaxsim.tune": (),
     "jaxsim.systems": ("jaxsim.system", "jaxsim.trigonometry"),
     "jaxsim.contact": ("jaxsim.contact", "jaxsim.solve"),

@@ -61,6 +61,20 @@ def solve_rows(D: Float[Array, "m m"], b: Float[Array, "m *columns"], rows: Rows
     return jnp.where(free, L, 0.0 if rows.fixed is None else L - fixed @ L)
 
 
+class WithoutJoints(NamedTuple):
+    """D L + b of the contacts alone; the joints' impulses are -(joint[:, 0] + joint[:, 1:] @ L)."""
+
+    D: Float[Array, "m m"]
+    b: Float[Array, " m"]
+    joint: Float[Array, "joints columns"]
+
+
+def eliminate_joints(D: Float[Array, "rows rows"], b: Float[Array, " rows"], m: int) -> WithoutJoints:
+    """Solve the bilateral rows, those after the first m, whose velocity has to vanish: what they take is linear in L."""
+    joint = solve(D[m:, m:], jnp.concatenate([b[m:, None], D[m:, :m]], axis=1))
+    return WithoutJoints(D[:m, :m] - D[:m, m:] @ joint[:, 1:], b[:m] - D[:m, m:] @ joint[:, 0], joint)
+
+
 def natural_residual(
     D: Float[Array, "m m"],
     xi: Float[Array, " m"],

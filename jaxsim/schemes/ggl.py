@@ -14,7 +14,8 @@ from jax.flatten_util import ravel_pytree
 from jaxtyping import Array, Bool, Float
 
 from jaxsim.contact.complementarity import contact_rows, prox_interval, prox_nonnegative, solve_rows
-from jaxsim.schemes.state import Candidates, State, StepInfo, candidates
+from jaxsim.schemes.impact_time import GRADIENTS, with_impact_times
+from jaxsim.schemes.state import Candidates, State, StepInfo, candidates, check_option
 from jaxsim.solve import solve, solve_spd
 from jaxsim.system import (
     constraint_rate,
@@ -112,6 +113,7 @@ class GearGuptaLeimkuhler:
             impulses and corrections cause, is below tolerance * (1 + max |v_n|); the error left is of the order of its
             square.
         max_iterations: Newton iterations after which a step is flagged as failed.
+        gradient: "impact-time" or "plain", as in `jaxsim.Moreau`.
 
     Raises:
         ValueError: for an unknown option.
@@ -123,6 +125,7 @@ class GearGuptaLeimkuhler:
     gap: str = "exact"
     tolerance: float = 1e-9
     max_iterations: int = 30
+    gradient: str = "impact-time"
 
     def __post_init__(self):
         for name, options in (
@@ -130,9 +133,9 @@ class GearGuptaLeimkuhler:
             ("gap_rate", ("exact", "midpoint", "literal")),
             ("gap", ("exact", "linearized")),
             ("position_level", (True, False)),
+            ("gradient", GRADIENTS),
         ):
-            if getattr(self, name) not in options:
-                raise ValueError(f"{name} = {getattr(self, name)!r} is not one of {options}")
+            check_option(name, getattr(self, name), options)
         if not self.tolerance > 0 or self.max_iterations < 1:
             raise ValueError(f"tolerance = {self.tolerance} and max_iterations = {self.max_iterations} must be positive")
 
@@ -156,7 +159,7 @@ class GearGuptaLeimkuhler:
             residual=change,
             converged=done & jnp.all(jnp.isfinite(x.v)),
         )
-        return State(x.q, x.v), info
+        return with_impact_times(self.gradient, system, state, t, dt, State(x.q, x.v), info)
 
     # The equations ---------------------------------------------------------------------------------------------------
 

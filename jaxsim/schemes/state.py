@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, Float, Int
@@ -25,6 +26,36 @@ class StepInfo(NamedTuple):
     iterations: Int[Array, ""]  # Newton iterations
     residual: Float[Array, ""]  # as a velocity: of the contact law (Moreau), or the last Newton correction
     converged: Bool[Array, ""]
+
+
+class ImpactLog(NamedTuple):
+    """Impacts in the order in which they happen; entries that are not used have time inf and zeros."""
+
+    time: Float[Array, "*batch size"]  # [s]
+    contacts: Bool[Array, "*batch size contacts"]  # which contacts hit
+    rate_before: Float[Array, "*batch size contacts"]  # gap rates just before [m/s]
+    impulse: Float[Array, "*batch size contacts"]  # normal [N s]; resting contacts that share the shock have one too
+    count: Int[Array, "*batch"]  # of all impacts, more than `size` if there was no room for the last
+
+    @classmethod
+    def empty(cls, size: int, gap: Float[Array, " contacts"]) -> "ImpactLog":
+        """Room for `size` impacts."""
+        none = jnp.zeros((size, gap.size), gap.dtype)
+        return cls(jnp.full(size, jnp.inf, gap.dtype), none > 0, none, none, jnp.asarray(0))
+
+    def add(self, time: Array, contacts: Array, rate_before: Array, impulse: Array) -> "ImpactLog":
+        """The log with one more impact."""
+        if not self.time.size:
+            return self._replace(count=self.count + 1)
+
+        def store(column, value):  # slices rather than scatters, which keep XLA from compiling the time loop as a whole
+            kept = jax.lax.dynamic_index_in_dim(column, self.count, keepdims=False)
+            value = jnp.where(self.count < self.time.size, value, kept)
+            return jax.lax.dynamic_update_index_in_dim(column, value, self.count, 0)
+
+        entry = (time, contacts, rate_before, impulse)
+        time, contacts, rate_before, impulse = (store(*pair) for pair in zip(self[:4], entry, strict=True))
+        return ImpactLog(time, contacts, rate_before, impulse, self.count + 1)
 
 
 class Candidates(NamedTuple):
@@ -67,3 +98,9 @@ def candidates(system: Any, gap: Float[Array, " contacts"]) -> Candidates:
         return jnp.stack(parts)
 
     return Candidates(pick, spread)
+
+
+def check_option(name: str, value: Any, options: tuple[Any, ...]) -> None:
+    """Raise ValueError unless the value is one of the options."""
+    if value not in options:
+        raise ValueError(f"{name} = {value!r} is not one of {options}")

@@ -1,0 +1,196 @@
+"""Derivatives of a time-stepping scheme that know when impacts happen.
+
+A time-stepping scheme notices an impact a fraction of a step late, and the step in which it does so is a whole number: its
+own derivative holds the time of the impact fixed and is wrong by O(1) whatever the step. Here the value stays the scheme's
+own, to the last bit, and only the tangent is another one:
+
+* A step with an impact that is resolved, faster than a few steps of free motion, has the derivative of the event-resolved
+  step from the same state: smooth motion to the time tau at which the gap closes, tau with its implicit derivative, the
+  impact there, smooth motion for the rest of the step. So has a step in which the slip of a closed contact changes its sign.
+* In any other step with closed contacts the scheme's own derivative is projected, in the mass metric, onto dg = 0 and
+  dgdot = 0: what stays closed stays closed under variation.
+"""
+
+import functools
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Bool
+
+from jaxsim.contact.complementarity import Rows, solve_rows
+from jaxsim.schemes.flow import Forces, Mode, decide_mode, flow, motion
+from jaxsim.schemes.state import State, StepInfo, candidates
+from jaxsim.schemes.velocity import velocity_step
+from jaxsim.solve import solve_scalar, solve_spd
+from jaxsim.system import gap_jacobian, gap_rate, has_friction
+
+GRADIENTS = ("impact-time", "plain")
+_TOGETHER = 1e-6  # roots that are no further apart, relative to their size, are one event
+_RESOLVED = 3.0  # an impact is resolved if its approach speed exceeds that of so many steps of free motion
+
+
+def with_impact_times(
+    gradient: str, system: Any, state: State, t: Any, dt: Any, new: State, info: StepInfo
+) -> tuple[State, StepInfo]:
+    """A scheme's own result with the derivatives that `gradient` asks for, "impact-time" or "plain"."""
+    if gradient == "plain" or not info.impulse.size:
+        return new, info
+    own = (new, Forces(info.impulse, info.friction_impulse, info.joint_impulse))
+    t, dt = (jnp.asarray(x, state.q.dtype) for x in (t, dt))
+    new, forces = _own_value(own, system, State(state.q, state.v), t, dt)
+    return new, info._replace(impulse=forces.normal, friction_impulse=forces.friction, joint_impulse=forces.joint)
+
+
+@jax.custom_jvp
+def _own_value(own: tuple[State, Forces], system: Any, state: State, t: Array, dt: Array) -> tuple[State, Forces]:
+    return own
+
+
+@_own_value.defjvp
+def _own_value_jvp(primals, tangents):
+    own, *arguments = primals
+    own_tangent, *argument_tangents = tangents
+    events = _events_of(*jax.lax.stop_gradient((own, *arguments)))
+    tangent = jax.lax.cond(
+        jnp.any(events.hits | events.turns),
+        lambda own_tangent, tangents: jax.jvp(lambda *a: _resolved_step(events, *a), arguments, tangents)[1],
+        lambda own_tangent, tangents: _stay_closed(events.closed, own, own_tangent, arguments, tangents),
+        *(own_tangent, argument_tangents),
+    )
+    return _own_value(*primals), tangent
+
+
+class _Events(NamedTuple):
+    """What happens in a step of a time-stepping scheme; masks of contacts."""
+
+    closed: Bool[Array, " contacts"]  # with an impulse
+    hits: Bool[Array, " contacts"]  # with a resolved impact
+    turns: Bool[Array, " contacts"]  # closed all the time, with a slip that changes its sign
+    mode: Mode  # of the contacts that are closed all the time
+
+
+def _events_of(own: tuple[State, Forces], system: Any, state: State, t: Array, dt: Array) -> _Events:
+    (new, forces), (q, v) = own, state
+    closed = forces.normal > 0
+    rate = gap_rate(system, t, q, v)
+    # gddot of the free motion in its two parts, W M^-1 h and Wdot v: they nearly cancel in a fast mechanism, where schemes
+    # that evaluate W elsewhere in the step are off by one of them
+    W, force = gap_jacobian(system, t, q), solve_spd(system.mass_matrix(q), system.force(t, q, v))
+    _, drift = jax.jvp(lambda t, q: gap_rate(system, t, q, v), (t, q), (jnp.ones_like(t), v))
+    hits = closed & (-rate > _RESOLVED * dt * jnp.maximum(jnp.abs(W @ force), jnp.abs(drift)))
+    turns, sticking, direction = jnp.zeros_like(hits), jnp.zeros_like(hits), jnp.zeros_like(rate)
+    if has_friction(system):
+        before, after = system.slip(t, q, v), system.slip(t + dt, *new)
+        tolerance = _tolerance(v)
+        sticking = jnp.abs(before) <= tolerance
+        turns = closed & ~sticking & ((after * before < 0) | (jnp.abs(after) <= tolerance)) & ~jnp.any(hits)
+        direction = -jnp.sign(before)
+    return _Events(closed, hits, turns, Mode(closed & ~hits, sticking, direction))
+
+
+def _tolerance(v: Array) -> Array:
+    return 1e-9 * (1 + jnp.max(jnp.abs(v)))  # of velocities that vanish
+
+
+class _Stage(NamedTuple):
+    elapsed: Array
+    state: State
+    forces: Forces  # impulses so far
+    mode: Mode
+    pending: Bool[Array, " contacts"]  # events to come
+
+
+def _resolved_step(events: _Events, system: Any, state: State, t: Array, dt: Array) -> tuple[State, Forces]:
+    """The same step with its impacts, or reversals of slip, at their times: at most two, one after the other.
+
+    The times need not lie within the step: Moreau's midpoint rule notices some impacts half a step early.
+    """
+    forces = jax.tree.map(lambda x: jnp.zeros(x.shape), jax.eval_shape(lambda: motion(system, t, *state, events.mode)[1]))
+    stage = _Stage(jnp.zeros_like(dt), state, forces, events.mode, events.hits | events.turns)
+
+    def advance(stage, _):
+        return jax.lax.cond(jnp.any(stage.pending), lambda: _to_event(events, system, t, dt, stage), lambda: stage), None
+
+    stage, _ = jax.lax.scan(advance, stage, None, length=2)
+    end, forces = flow(system, t + stage.elapsed, stage.state, dt - stage.elapsed, stage.mode)
+    return end, jax.tree.map(jnp.add, stage.forces, forces)
+
+
+def _to_event(events: _Events, system: Any, t: Array, dt: Array, stage: _Stage) -> _Stage:
+    turning = jnp.any(events.turns)  # else contacts hit
+
+    def vanishing(system, t, q, v):
+        return jnp.where(turning, system.slip(t, q, v), system.gap(t, q)) if has_friction(system) else system.gap(t, q)
+
+    frozen = jax.lax.stop_gradient((system, t + stage.elapsed, stage.state))
+    which, tau = _first_root(*frozen, stage.mode, stage.pending, vanishing)
+
+    def condition(tau):
+        end, _ = flow(system, t + stage.elapsed, stage.state, tau, stage.mode)
+        return which @ vanishing(system, t + stage.elapsed + tau, *end)
+
+    tau = jax.lax.custom_root(condition, tau, lambda _, guess: guess, solve_scalar)
+    state, forces = flow(system, t + stage.elapsed, stage.state, tau, stage.mode)
+    elapsed, now = stage.elapsed + tau, which != 0
+    closed = stage.mode.held | now
+
+    def impact():
+        hit = velocity_step(system, t + elapsed, *state, 0.0, jnp.where(closed, -1.0, 1.0))
+        return State(state.q, hit.v), Forces(hit.info.impulse, hit.info.friction_impulse, hit.info.joint_impulse)
+
+    after, shock = jax.lax.cond(turning, lambda: (state, jax.tree.map(jnp.zeros_like, forces)), impact)
+    rate, direction = gap_rate(system, t + elapsed, *after), jnp.zeros_like(events.mode.direction)
+    if has_friction(system):
+        slip = system.slip(t + elapsed, *after)
+        direction = jnp.where(jnp.abs(slip) > _tolerance(after.v), -jnp.sign(slip), 0.0)
+    mode = decide_mode(system, t + elapsed, after, closed & (rate <= _tolerance(after.v)), direction)
+    pending = stage.pending & ~now & (turning | (rate < 0))
+    return _Stage(elapsed, after, jax.tree.map(lambda *x: sum(x), stage.forces, forces, shock), mode, pending)
+
+
+def _first_root(
+    system: Any, t: Array, state: State, mode: Mode, pending: Array, vanishing: Callable[..., Array]
+) -> tuple[Array, Array]:
+    """Which of the pending quantities vanish first, as weights that make their sum decrease, and when."""
+    a, _ = motion(system, t, *state, mode)
+    values, slopes = jax.jvp(functools.partial(vanishing, system), (t, *state), (jnp.ones_like(t), state.v, a))
+    times = jnp.where(pending & (slopes != 0), -values / jnp.where(slopes == 0, 1.0, slopes), jnp.inf)
+    earliest = jnp.min(times)
+    together = pending & (times - earliest <= _TOGETHER * jnp.max(jnp.where(pending, jnp.abs(times), 0.0)))
+    which = jnp.where(together, -jnp.sign(slopes), 0.0)
+
+    def total(tau):
+        end, _ = flow(system, t, state, tau, mode)
+        return which @ vanishing(system, t + tau, *end)
+
+    def newton(_, tau):
+        value, slope = jax.jvp(total, (tau,), (jnp.ones_like(tau),))
+        return tau - jnp.where(slope < 0, value / jnp.where(slope < 0, slope, 1.0), 0.0)
+
+    return which, jax.lax.fori_loop(0, 4, newton, earliest)
+
+
+def _stay_closed(
+    closed: Array, own: tuple[State, Forces], own_tangent: Any, arguments: Any, tangents: Any
+) -> tuple[State, Forces]:
+    """The own tangent, projected onto dg = 0 and dgdot = 0 for the closed contacts; untouched without any."""
+    (q, v), _ = own
+    (dq, dv), forces = own_tangent
+    system, _, t, dt = arguments
+    d_system, _, d_t, d_dt = tangents
+    contacts = candidates(system, jnp.where(closed, -1.0, 1.0))
+    W = contacts.pick(gap_jacobian(system, t + dt, q))
+    response = solve_spd(system.mass_matrix(q), W.T)
+    D, rows = W @ response, Rows(contacts.pick(closed), None)
+
+    def variation(function, primals, tangents):
+        _, d = jax.jvp(
+            lambda system, t, *x: function(system, t, *x), (system, t + dt, *primals), (d_system, d_t + d_dt, *tangents)
+        )
+        return contacts.pick(d)
+
+    dq = dq + response @ solve_rows(D, variation(lambda system, t, q: system.gap(t, q), (q,), (dq,)), rows)
+    dv = dv + response @ solve_rows(D, variation(gap_rate, (q, v), (dq, dv)), rows)
+    return State(dq, dv), forces
