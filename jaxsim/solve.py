@@ -4,8 +4,6 @@ Inside a time step a LAPACK call costs more than the whole elimination (and, on 
 into one function), so the few unknowns that are left after reduction are eliminated here.
 """
 
-from collections.abc import Callable
-
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
@@ -62,9 +60,3 @@ def solve_spd(A: Float[Array, "n n"], B: Float[Array, "n *m"]) -> Float[Array, "
     for i in reversed(range(n)):
         x[i] = x[i] - sum(L[k][i] * x[k] for k in range(i + 1, n))
     return jnp.stack(x).reshape(B.shape)
-
-
-def solve_scalar(linear: Callable[[Array], Array], y: Float[Array, ""]) -> Float[Array, ""]:
-    """x with linear(x) = y for one unknown, as `jax.lax.custom_root` asks for; 0 where the slope vanishes."""
-    slope = linear(jnp.ones_like(y))
-    return jnp.where(slope == 0, 0.0, y / jnp.where(slope == 0, 1.0, slope))

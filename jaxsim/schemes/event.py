@@ -7,11 +7,10 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
-from jaxsim.schemes.flow import Forces, Indicators, Mode, decide_mode, flow, indicators, motion
+from jaxsim.schemes.flow import Forces, Indicators, Mode, arrive, decide_mode, flow, indicators, motion
 from jaxsim.schemes.impact_time import GRADIENTS
 from jaxsim.schemes.state import ImpactLog, State, StepInfo, check_option
 from jaxsim.schemes.velocity import velocity_step
-from jaxsim.solve import solve_scalar
 from jaxsim.system import constraint_jacobian, gap_rate, has_friction, restitution
 
 _ROOT_ITERATIONS = 80
@@ -46,6 +45,7 @@ class _Event(NamedTuple):
 
     found: Bool[Array, ""]
     tau: Float[Array, ""]
+    slope: Float[Array, ""]  # of the sum of the indicators that vanish there
     which: Indicators  # of bool: the indicators that vanish there
     direction: Float[Array, " contacts"]  # of friction on contacts that cease to stick, else 0
     accumulates: Bool[Array, ""]  # all further bounces of the contacts that hit end within the time left
@@ -137,19 +137,16 @@ class EventDriven:
         event = _next_event(*jax.lax.stop_gradient((system, t, state, left, dt)), mode, touching, at_rest)
         hitting = event.which.normal & ~mode.held
 
-        def condition(tau):
-            end, _ = flow(system, t, state, tau, mode)
-            _, forces = motion(system, t + tau, *end, mode)
-            values = indicators(system, t + tau, *end, mode, forces)
+        def condition(time, end):
+            _, forces = motion(system, time, *end, mode)
+            values = indicators(system, time, *end, mode, forces)
             watched = jax.tree.map(lambda value, which: jnp.sum(jnp.where(which, value, 0.0)), values, event.which)
-            return jnp.where(event.found, watched.normal + watched.tangential, tau - left)
+            return jnp.where(event.found, watched.normal + watched.tangential, time - t_end)
 
-        tau = jax.lax.stop_gradient(jnp.where(event.found, event.tau, left))
-        if self.gradient == "impact-time":
-            tau = jax.lax.custom_root(condition, tau, lambda _, guess: guess, solve_scalar)
-        else:
-            tau = jnp.where(event.found, tau, left)
-        end, impulse = flow(system, t, state, tau, mode)
+        tau, slope = jnp.where(event.found, event.tau, left), jnp.where(event.found, event.slope, 1.0)
+        if self.gradient == "plain":
+            slope = jnp.where(event.found, 0.0, slope)
+        tau, end, impulse = arrive(system, t, state, mode, tau, slope, condition)
         t = t + tau
         gap, rate = system.gap(t, end.q), gap_rate(system, t, end.q, end.v)
 
@@ -264,15 +261,17 @@ def _next_event(
         *(at.values, at.slopes, root.crossing),
     )
     which = Indicators(which.normal | now, which.tangential)
+    slopes = Indicators(jnp.where(approaches, rate, at.slopes.normal), at.slopes.tangential)
+    slope = sum(jax.tree.leaves(jax.tree.map(lambda slope, which: jnp.sum(jnp.where(which, slope, 0.0)), slopes, which)))
     hitting = which.normal & ~mode.held
     tau = jnp.where(approaches, 0.0, root.tau)
     # whether all the bounces that follow end within the time that is left
-    eps, speed = restitution(system, gap.size), jnp.abs(jnp.where(approaches, rate, at.slopes.normal))
+    eps, speed = restitution(system, gap.size), jnp.abs(slopes.normal)
     over = (at.gap_slope < 0) & (2 * eps * speed <= -at.gap_slope * (1 - eps) * (left - tau))
     turned = jnp.zeros_like(gap)
     if has_friction(system):
         turned = jnp.where(which.tangential & mode.sticking, jnp.sign(at.friction), 0.0)
-    return _Event(later | approaches, tau, which, turned, jnp.all(~hitting | over), root.iterations)
+    return _Event(later | approaches, tau, slope, which, turned, jnp.all(~hitting | over), root.iterations)
 
 
 def _dips(start: Array, start_slope: Array, end: Array, end_slope: Array) -> tuple[Array, Array]:

@@ -9,6 +9,7 @@ integrated by the classical Runge-Kutta method of order 4 and projected onto the
 where one of the `indicators` changes its sign. Glocker, Set-Valued Force Laws (2001), chapters 4 to 6.
 """
 
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
@@ -91,6 +92,26 @@ def flow(system: Any, t: Any, state: State, duration: Any, mode: Mode) -> tuple[
     if mode.held.size or forces.joint.size:
         end, _ = jax.lax.scan(lambda s, _: (_project(system, t + duration, s, mode), None), end, None, length=2)
     return end, impulse
+
+
+def arrive(
+    system: Any, t: Any, state: State, mode: Mode, tau: Any, slope: Any, condition: Callable[[Array, State], Array]
+) -> tuple[Float[Array, ""], State, Forces]:
+    """Flow to where `condition(t + tau, state there)` vanishes: tau, the state, the impulses on the way.
+
+    `tau` is known already, as a value; what it gets here is its implicit derivative, for which `slope` is that of the
+    condition along the motion. A condition that only touches zero (slope = 0) leaves tau without a derivative.
+    """
+
+    def residual(tau):
+        return condition(t + tau, flow(system, t, state, tau, mode)[0])
+
+    def solve_tangent(_, y):
+        return jnp.where(slope == 0, 0.0, y / jnp.where(slope == 0, 1.0, slope))
+
+    tau, slope = jax.lax.stop_gradient((tau, slope))
+    tau = jax.lax.custom_root(residual, tau, lambda _, guess: guess, solve_tangent)
+    return tau, *flow(system, t, state, tau, mode)
 
 
 def decide_mode(

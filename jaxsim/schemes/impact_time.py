@@ -20,10 +20,10 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool
 
 from jaxsim.contact.complementarity import Rows, solve_rows
-from jaxsim.schemes.flow import Forces, Mode, decide_mode, flow, motion
+from jaxsim.schemes.flow import Forces, Mode, arrive, decide_mode, flow, motion
 from jaxsim.schemes.state import State, StepInfo, candidates
 from jaxsim.schemes.velocity import velocity_step
-from jaxsim.solve import solve_scalar, solve_spd
+from jaxsim.solve import solve_spd
 from jaxsim.system import gap_jacobian, gap_rate, has_friction
 
 GRADIENTS = ("impact-time", "plain")
@@ -95,7 +95,7 @@ def _tolerance(v: Array) -> Array:
 
 
 class _Stage(NamedTuple):
-    elapsed: Array
+    t: Array
     state: State
     forces: Forces  # impulses so far
     mode: Mode
@@ -108,52 +108,51 @@ def _resolved_step(events: _Events, system: Any, state: State, t: Array, dt: Arr
     The times need not lie within the step: Moreau's midpoint rule notices some impacts half a step early.
     """
     forces = jax.tree.map(lambda x: jnp.zeros(x.shape), jax.eval_shape(lambda: motion(system, t, *state, events.mode)[1]))
-    stage = _Stage(jnp.zeros_like(dt), state, forces, events.mode, events.hits | events.turns)
-
-    def advance(stage, _):
-        return jax.lax.cond(jnp.any(stage.pending), lambda: _to_event(events, system, t, dt, stage), lambda: stage), None
-
-    stage, _ = jax.lax.scan(advance, stage, None, length=2)
-    end, forces = flow(system, t + stage.elapsed, stage.state, dt - stage.elapsed, stage.mode)
-    return end, jax.tree.map(jnp.add, stage.forces, forces)
+    stage = _Stage(t, state, forces, events.mode, events.hits | events.turns)
+    last = jnp.array([False, False, True])
+    stage, _ = jax.lax.scan(lambda stage, last: (_advance(events, system, t + dt, dt, stage, last), None), stage, last)
+    return stage.state, stage.forces
 
 
-def _to_event(events: _Events, system: Any, t: Array, dt: Array, stage: _Stage) -> _Stage:
+def _advance(events: _Events, system: Any, t_end: Array, dt: Array, stage: _Stage, last: Array) -> _Stage:
+    """To the first of the pending events and through it, or to the end of the step; nowhere if neither is left."""
     turning = jnp.any(events.turns)  # else contacts hit
+    to_event = jnp.any(stage.pending) & ~last
 
     def vanishing(system, t, q, v):
         return jnp.where(turning, system.slip(t, q, v), system.gap(t, q)) if has_friction(system) else system.gap(t, q)
 
-    frozen = jax.lax.stop_gradient((system, t + stage.elapsed, stage.state))
-    which, tau = _first_root(*frozen, stage.mode, stage.pending, vanishing)
+    def condition(time, end):
+        return jnp.where(to_event, which @ vanishing(system, time, *end), time - jnp.where(last, t_end, stage.t))
 
-    def condition(tau):
-        end, _ = flow(system, t + stage.elapsed, stage.state, tau, stage.mode)
-        return which @ vanishing(system, t + stage.elapsed + tau, *end)
-
-    tau = jax.lax.custom_root(condition, tau, lambda _, guess: guess, solve_scalar)
-    state, forces = flow(system, t + stage.elapsed, stage.state, tau, stage.mode)
-    elapsed, now = stage.elapsed + tau, which != 0
+    which, tau, slope = _first_root(
+        *jax.lax.stop_gradient((system, stage.t, stage.state)), stage.mode, stage.pending, vanishing
+    )
+    tau = jnp.where(to_event, tau, jnp.where(last, t_end - stage.t, 0.0))
+    tau, end, forces = arrive(system, stage.t, stage.state, stage.mode, tau, jnp.where(to_event, slope, 1.0), condition)
+    t, now = stage.t + tau, to_event & (which != 0)
     closed = stage.mode.held | now
 
     def impact():
-        hit = velocity_step(system, t + elapsed, *state, 0.0, jnp.where(closed, -1.0, 1.0))
-        return State(state.q, hit.v), Forces(hit.info.impulse, hit.info.friction_impulse, hit.info.joint_impulse)
+        hit = velocity_step(system, t, *end, 0.0, jnp.where(closed, -1.0, 1.0))
+        return State(end.q, hit.v), Forces(hit.info.impulse, hit.info.friction_impulse, hit.info.joint_impulse)
 
-    after, shock = jax.lax.cond(turning, lambda: (state, jax.tree.map(jnp.zeros_like, forces)), impact)
-    rate, direction = gap_rate(system, t + elapsed, *after), jnp.zeros_like(events.mode.direction)
+    hit = to_event & ~turning
+    after, shock = jax.lax.cond(hit, impact, lambda: (end, jax.tree.map(jnp.zeros_like, forces)))
+    rate, direction = gap_rate(system, t, *after), jnp.zeros_like(events.mode.direction)
     if has_friction(system):
-        slip = system.slip(t + elapsed, *after)
+        slip = system.slip(t, *after)
         direction = jnp.where(jnp.abs(slip) > _tolerance(after.v), -jnp.sign(slip), 0.0)
-    mode = decide_mode(system, t + elapsed, after, closed & (rate <= _tolerance(after.v)), direction)
+    mode = decide_mode(system, t, after, closed & (rate <= _tolerance(after.v)), direction)
+    mode = jax.tree.map(lambda new, old: jnp.where(to_event, new, old), mode, stage.mode)
     pending = stage.pending & ~now & (turning | (rate < 0))
-    return _Stage(elapsed, after, jax.tree.map(lambda *x: sum(x), stage.forces, forces, shock), mode, pending)
+    return _Stage(t, after, jax.tree.map(lambda *x: sum(x), stage.forces, forces, shock), mode, pending)
 
 
 def _first_root(
     system: Any, t: Array, state: State, mode: Mode, pending: Array, vanishing: Callable[..., Array]
-) -> tuple[Array, Array]:
-    """Which of the pending quantities vanish first, as weights that make their sum decrease, and when."""
+) -> tuple[Array, Array, Array]:
+    """Which of the pending quantities vanish first, as weights that make their sum decrease, when, and its slope."""
     a, _ = motion(system, t, *state, mode)
     values, slopes = jax.jvp(functools.partial(vanishing, system), (t, *state), (jnp.ones_like(t), state.v, a))
     times = jnp.where(pending & (slopes != 0), -values / jnp.where(slopes == 0, 1.0, slopes), jnp.inf)
@@ -161,15 +160,14 @@ def _first_root(
     together = pending & (times - earliest <= _TOGETHER * jnp.max(jnp.where(pending, jnp.abs(times), 0.0)))
     which = jnp.where(together, -jnp.sign(slopes), 0.0)
 
-    def total(tau):
+    def newton(_, root):  # the acceleration of before gives the slope well enough within a step
+        tau, _ = root
         end, _ = flow(system, t, state, tau, mode)
-        return which @ vanishing(system, t + tau, *end)
+        values, slopes = jax.jvp(functools.partial(vanishing, system), (t + tau, *end), (jnp.ones_like(t), end.v, a))
+        slope = which @ slopes
+        return tau - jnp.where(slope < 0, which @ values / jnp.where(slope < 0, slope, 1.0), 0.0), slope
 
-    def newton(_, tau):
-        value, slope = jax.jvp(total, (tau,), (jnp.ones_like(tau),))
-        return tau - jnp.where(slope < 0, value / jnp.where(slope < 0, slope, 1.0), 0.0)
-
-    return which, jax.lax.fori_loop(0, 4, newton, earliest)
+    return which, *jax.lax.fori_loop(0, 5, newton, (earliest, jnp.zeros_like(earliest)))
 
 
 def _stay_closed(
