@@ -45,7 +45,6 @@ class _Event(NamedTuple):
 
     found: Bool[Array, ""]
     tau: Float[Array, ""]
-    slope: Float[Array, ""]  # of the sum of the indicators that vanish there
     which: Indicators  # of bool: the indicators that vanish there
     direction: Float[Array, " contacts"]  # of friction on contacts that cease to stick, else 0
     accumulates: Bool[Array, ""]  # all further bounces of the contacts that hit end within the time left
@@ -141,12 +140,13 @@ class EventDriven:
             _, forces = motion(system, time, *end, mode)
             values = indicators(system, time, *end, mode, forces)
             watched = jax.tree.map(lambda value, which: jnp.sum(jnp.where(which, value, 0.0)), values, event.which)
-            return jnp.where(event.found, watched.normal + watched.tangential, time - t_end)
+            of_event = watched.normal + watched.tangential
+            if self.gradient == "plain":
+                of_event = time - jax.lax.stop_gradient(t + event.tau)
+            return jnp.where(event.found, of_event, time - t_end)
 
-        tau, slope = jnp.where(event.found, event.tau, left), jnp.where(event.found, event.slope, 1.0)
-        if self.gradient == "plain":
-            slope = jnp.where(event.found, 0.0, slope)
-        tau, end, impulse = arrive(system, t, state, mode, tau, slope, condition)
+        tau = jnp.where(event.found, event.tau, left)
+        tau, end, impulse = arrive(system, t, state, mode, tau, condition)
         t = t + tau
         gap, rate = system.gap(t, end.q), gap_rate(system, t, end.q, end.v)
 
@@ -261,17 +261,15 @@ def _next_event(
         *(at.values, at.slopes, root.crossing),
     )
     which = Indicators(which.normal | now, which.tangential)
-    slopes = Indicators(jnp.where(approaches, rate, at.slopes.normal), at.slopes.tangential)
-    slope = sum(jax.tree.leaves(jax.tree.map(lambda slope, which: jnp.sum(jnp.where(which, slope, 0.0)), slopes, which)))
     hitting = which.normal & ~mode.held
     tau = jnp.where(approaches, 0.0, root.tau)
     # whether all the bounces that follow end within the time that is left
-    eps, speed = restitution(system, gap.size), jnp.abs(slopes.normal)
+    eps, speed = restitution(system, gap.size), jnp.abs(jnp.where(approaches, rate, at.slopes.normal))
     over = (at.gap_slope < 0) & (2 * eps * speed <= -at.gap_slope * (1 - eps) * (left - tau))
     turned = jnp.zeros_like(gap)
     if has_friction(system):
         turned = jnp.where(which.tangential & mode.sticking, jnp.sign(at.friction), 0.0)
-    return _Event(later | approaches, tau, slope, which, turned, jnp.all(~hitting | over), root.iterations)
+    return _Event(later | approaches, tau, which, turned, jnp.all(~hitting | over), root.iterations)
 
 
 def _dips(start: Array, start_slope: Array, end: Array, end_slope: Array) -> tuple[Array, Array]:

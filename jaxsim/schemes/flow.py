@@ -95,22 +95,22 @@ def flow(system: Any, t: Any, state: State, duration: Any, mode: Mode) -> tuple[
 
 
 def arrive(
-    system: Any, t: Any, state: State, mode: Mode, tau: Any, slope: Any, condition: Callable[[Array, State], Array]
+    system: Any, t: Any, state: State, mode: Mode, tau: Any, condition: Callable[[Array, State], Array]
 ) -> tuple[Float[Array, ""], State, Forces]:
     """Flow to where `condition(t + tau, state there)` vanishes: tau, the state, the impulses on the way.
 
-    `tau` is known already, as a value; what it gets here is its implicit derivative, for which `slope` is that of the
-    condition along the motion. A condition that only touches zero (slope = 0) leaves tau without a derivative.
+    `tau` is known already, as a value; what it gets here is its implicit derivative. A condition that only touches zero,
+    with slope 0, leaves tau without one.
     """
 
     def residual(tau):
         return condition(t + tau, flow(system, t, state, tau, mode)[0])
 
-    def solve_tangent(_, y):
+    def solve_tangent(linear, y):
+        slope = linear(jnp.ones_like(y))
         return jnp.where(slope == 0, 0.0, y / jnp.where(slope == 0, 1.0, slope))
 
-    tau, slope = jax.lax.stop_gradient((tau, slope))
-    tau = jax.lax.custom_root(residual, tau, lambda _, guess: guess, solve_tangent)
+    tau = jax.lax.custom_root(residual, jax.lax.stop_gradient(tau), lambda _, guess: guess, solve_tangent)
     return tau, *flow(system, t, state, tau, mode)
 
 

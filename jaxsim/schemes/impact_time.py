@@ -109,27 +109,30 @@ def _resolved_step(events: _Events, system: Any, state: State, t: Array, dt: Arr
     """
     forces = jax.tree.map(lambda x: jnp.zeros(x.shape), jax.eval_shape(lambda: motion(system, t, *state, events.mode)[1]))
     stage = _Stage(t, state, forces, events.mode, events.hits | events.turns)
-    last = jnp.array([False, False, True])
-    stage, _ = jax.lax.scan(lambda stage, last: (_advance(events, system, t + dt, dt, stage, last), None), stage, last)
+
+    def advance(stage, last):
+        needed = last | jnp.any(stage.pending)
+        return jax.lax.cond(needed, lambda: _advance(events, system, t + dt, stage, last), lambda: stage), None
+
+    stage, _ = jax.lax.scan(advance, stage, jnp.array([False, False, True]))
     return stage.state, stage.forces
 
 
-def _advance(events: _Events, system: Any, t_end: Array, dt: Array, stage: _Stage, last: Array) -> _Stage:
-    """To the first of the pending events and through it, or to the end of the step; nowhere if neither is left."""
+def _advance(events: _Events, system: Any, t_end: Array, stage: _Stage, last: Array) -> _Stage:
+    """To the first of the pending events and through it, or to the end of the step."""
     turning = jnp.any(events.turns)  # else contacts hit
-    to_event = jnp.any(stage.pending) & ~last
+    to_event = ~last
 
     def vanishing(system, t, q, v):
         return jnp.where(turning, system.slip(t, q, v), system.gap(t, q)) if has_friction(system) else system.gap(t, q)
 
     def condition(time, end):
-        return jnp.where(to_event, which @ vanishing(system, time, *end), time - jnp.where(last, t_end, stage.t))
+        return jnp.where(to_event, which @ vanishing(system, time, *end), time - t_end)
 
-    which, tau, slope = _first_root(
-        *jax.lax.stop_gradient((system, stage.t, stage.state)), stage.mode, stage.pending, vanishing
-    )
-    tau = jnp.where(to_event, tau, jnp.where(last, t_end - stage.t, 0.0))
-    tau, end, forces = arrive(system, stage.t, stage.state, stage.mode, tau, jnp.where(to_event, slope, 1.0), condition)
+    frozen = jax.lax.stop_gradient((system, stage.t, stage.state))
+    which, tau = _first_root(*frozen, stage.mode, stage.pending, vanishing)
+    tau = jnp.where(to_event, tau, t_end - stage.t)
+    tau, end, forces = arrive(system, stage.t, stage.state, stage.mode, tau, condition)
     t, now = stage.t + tau, to_event & (which != 0)
     closed = stage.mode.held | now
 
@@ -151,8 +154,8 @@ def _advance(events: _Events, system: Any, t_end: Array, dt: Array, stage: _Stag
 
 def _first_root(
     system: Any, t: Array, state: State, mode: Mode, pending: Array, vanishing: Callable[..., Array]
-) -> tuple[Array, Array, Array]:
-    """Which of the pending quantities vanish first, as weights that make their sum decrease, when, and its slope."""
+) -> tuple[Array, Array]:
+    """Which of the pending quantities vanish first, as weights that make their sum decrease, and when."""
     a, _ = motion(system, t, *state, mode)
     values, slopes = jax.jvp(functools.partial(vanishing, system), (t, *state), (jnp.ones_like(t), state.v, a))
     times = jnp.where(pending & (slopes != 0), -values / jnp.where(slopes == 0, 1.0, slopes), jnp.inf)
@@ -160,14 +163,13 @@ def _first_root(
     together = pending & (times - earliest <= _TOGETHER * jnp.max(jnp.where(pending, jnp.abs(times), 0.0)))
     which = jnp.where(together, -jnp.sign(slopes), 0.0)
 
-    def newton(_, root):  # the acceleration of before gives the slope well enough within a step
-        tau, _ = root
+    def newton(_, tau):  # the acceleration of before gives the slope well enough within a step
         end, _ = flow(system, t, state, tau, mode)
         values, slopes = jax.jvp(functools.partial(vanishing, system), (t + tau, *end), (jnp.ones_like(t), end.v, a))
         slope = which @ slopes
-        return tau - jnp.where(slope < 0, which @ values / jnp.where(slope < 0, slope, 1.0), 0.0), slope
+        return tau - jnp.where(slope < 0, which @ values / jnp.where(slope < 0, slope, 1.0), 0.0)
 
-    return which, *jax.lax.fori_loop(0, 5, newton, (earliest, jnp.zeros_like(earliest)))
+    return which, jax.lax.fori_loop(0, 5, newton, earliest)
 
 
 def _stay_closed(
