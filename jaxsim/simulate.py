@@ -246,13 +246,15 @@ def _scan(body: Any, carry: Any, count: int, chunk: int) -> tuple[Any, Any]:
     if divisors:
         chunk = min(divisors, key=lambda size: max(size / chunk, chunk / size))
     else:  # steps that the last chunk has too many do nothing
-        full, (_, nothing) = body, jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), jax.eval_shape(body, carry, 0))
+        _, nothing = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), jax.eval_shape(body, carry, 0))
 
-        def body(carry, i):
-            return jax.lax.cond(i < count, full, lambda carry, _: (carry, nothing), carry, i)
+    def step(carry, i):
+        if divisors:
+            return body(carry, i)
+        return jax.lax.cond(i < count, body, lambda carry, _: (carry, nothing), carry, i)
 
     def part(carry, first):
-        return jax.lax.scan(body, carry, first + jnp.arange(chunk))
+        return jax.lax.scan(step, carry, first + jnp.arange(chunk))
 
     begins = chunk * jnp.arange(-(-count // chunk))
     carry, stacked = jax.lax.scan(jax.checkpoint(part, prevent_cse=False), carry, begins)

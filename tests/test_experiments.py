@@ -103,7 +103,7 @@ def test_configuration(outcome):
     assert configuration["arguments"]["num_steps"] == 600
     assert configuration["arguments"]["restitution"] == [0.5, 0.1]
     assert configuration["system"]["l1"] == 0.153
-    assert configuration["schemes"]["moreau"] == "Moreau()"
+    assert configuration["schemes"]["moreau"] == repr(jaxsim.Moreau())
     assert configuration["versions"]["jax"] == jax.__version__
     assert configuration["interrupted"] is False
     assert all((outcome[1] / name).exists() for name in configuration["figures"])

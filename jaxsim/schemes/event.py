@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
-from jaxsim.schemes.flow import Forces, Indicators, Mode, arrive, decide_mode, flow, indicators, motion
+from jaxsim.schemes.flow import Forces, Indicators, Mode, Target, arrive, decide_mode, flow, indicators, motion, project
 from jaxsim.schemes.impact_time import GRADIENTS
 from jaxsim.schemes.state import ImpactLog, State, StepInfo, check_option
 from jaxsim.schemes.velocity import velocity_step
@@ -136,18 +136,13 @@ class EventDriven:
         event = _next_event(*jax.lax.stop_gradient((system, t, state, left, dt)), mode, touching, at_rest)
         hitting = event.which.normal & ~mode.held
 
-        def condition(time, end):
-            _, forces = motion(system, time, *end, mode)
-            values = indicators(system, time, *end, mode, forces)
-            watched = jax.tree.map(lambda value, which: jnp.sum(jnp.where(which, value, 0.0)), values, event.which)
-            of_event = watched.normal + watched.tangential
-            if self.gradient == "plain":
-                of_event = time - jax.lax.stop_gradient(t + event.tau)
-            return jnp.where(event.found, of_event, time - t_end)
-
+        waits = self.gradient == "impact-time"
+        which = jax.tree.map(lambda vanish: jnp.where(vanish & waits, 1.0, 0.0), event.which)
         tau = jnp.where(event.found, event.tau, left)
-        tau, end, impulse = arrive(system, t, state, mode, tau, condition)
+        target = Target(which, jnp.where(event.found, jax.lax.stop_gradient(t + tau), t_end))
+        tau, end, impulse = arrive(_watched, system, t, state, mode, tau, target)
         t = t + tau
+        end = project(system, t, end, mode)
         gap, rate = system.gap(t, end.q), gap_rate(system, t, end.q, end.v)
 
         def impact():
@@ -173,6 +168,11 @@ class EventDriven:
             fine=slot.fine & fine,
             done=~event.found,
         )
+
+
+def _watched(system: Any, t: Any, state: State, mode: Mode) -> Indicators:
+    _, forces = motion(system, t, *state, mode)
+    return indicators(system, t, *state, mode, forces)
 
 
 class _Root(NamedTuple):
@@ -210,8 +210,7 @@ def _next_event(
         a, forces = motion(system, time, *end, mode)
 
         def moving(t, q, v):
-            _, forces = motion(system, t, q, v, mode)
-            return indicators(system, t, q, v, mode, forces), gap_rate(system, t, q, v)
+            return _watched(system, t, State(q, v), mode), gap_rate(system, t, q, v)
 
         (values, _), (slopes, gap_slope) = jax.jvp(moving, (time, *end), (jnp.ones_like(time), end.v, a))
         return _Point(values, slopes, gap_slope, forces.friction)

@@ -5,8 +5,8 @@ Which contacts are closed, and which of them stick, is the mode. While it lasts 
     M a = h + W^T L_N + W_T^T L_T + B^T L_B,   with   gddot = 0 on held contacts,   sdot = 0 on sticking ones,
     L_T = mu direction L_N on sliding ones,   cddot = 0 on joints,   L = 0 on open contacts
 
-integrated by the classical Runge-Kutta method of order 4 and projected onto the held constraints (mass metric). It ends
-where one of the `indicators` changes its sign. Glocker, Set-Valued Force Laws (2001), chapters 4 to 6.
+integrated by the classical Runge-Kutta method of order 4. It ends where one of the `indicators` changes its sign.
+Glocker, Set-Valued Force Laws (2001), chapters 4 to 6.
 """
 
 from collections.abc import Callable
@@ -85,33 +85,61 @@ def flow(system: Any, t: Any, state: State, duration: Any, mode: Mode) -> tuple[
         slopes = (v_stage, *motion(system, t + ahead, q + ahead * dq, v_stage, mode))
         return (slopes, jax.tree.map(lambda total, slope: total + weight * slope, sums, slopes)), None
 
-    # loops over the stages, and over the iterations of the projection, for a fraction of the code
+    # a loop over the stages, for a quarter of the code
     tableau = jnp.array([[0, 1 / 6], [1 / 2, 1 / 3], [1 / 2, 1 / 3], [1, 1 / 6]], q.dtype)
     (_, (dq, dv, impulse)), _ = jax.lax.scan(stage, (nothing, nothing), tableau)
-    end = State(q + dq, v + dv)
-    if mode.held.size or forces.joint.size:
-        end, _ = jax.lax.scan(lambda s, _: (_project(system, t + duration, s, mode), None), end, None, length=2)
-    return end, impulse
+    return State(q + dq, v + dv), impulse
 
 
-def arrive(
-    system: Any, t: Any, state: State, mode: Mode, tau: Any, condition: Callable[[Array, State], Array]
+class Target(NamedTuple):
+    """Where a flow ends: where the sum of these indicators vanishes, or, without any, at time t."""
+
+    which: Indicators  # weights
+    t: Float[Array, ""]
+
+
+def _arrive(
+    indicators: Callable[..., Indicators], system: Any, t: Any, state: State, mode: Mode, tau: Any, target: Target
 ) -> tuple[Float[Array, ""], State, Forces]:
-    """Flow to where `condition(t + tau, state there)` vanishes: tau, the state, the impulses on the way.
+    """Flow to the target: tau, the state there, the impulses on the way.
 
-    `tau` is known already, as a value; what it gets here is its implicit derivative. A condition that only touches zero,
-    with slope 0, leaves tau without one.
+    `tau` is known already, as a value; what it gets here is its derivative, implicitly from the condition
+
+        which . indicators(system, t + tau, state there, mode) = 0   or   t + tau = target.t
+
+    A condition that only touches zero, with slope 0, leaves tau without one.
     """
-
-    def residual(tau):
-        return condition(t + tau, flow(system, t, state, tau, mode)[0])
-
-    def solve_tangent(linear, y):
-        slope = linear(jnp.ones_like(y))
-        return jnp.where(slope == 0, 0.0, y / jnp.where(slope == 0, 1.0, slope))
-
-    tau = jax.lax.custom_root(residual, jax.lax.stop_gradient(tau), lambda _, guess: guess, solve_tangent)
     return tau, *flow(system, t, state, tau, mode)
+
+
+arrive = jax.custom_jvp(_arrive, nondiff_argnums=(0,))
+
+
+@arrive.defjvp
+def _arrive_jvp(indicators, primals, tangents):
+    # The variation at fixed tau, and d tau times the motion at the end. That the rule calls `arrive` itself makes
+    # derivatives of higher order right.
+    tau, end, forces = arrive(indicators, *primals)
+    system, t, state, mode, _, target = primals
+    d_system, d_t, d_state, _, _, d_target = tangents
+    waits = jnp.any(target.which.normal != 0) | jnp.any(target.which.tangential != 0)
+
+    def condition(system, time, end, t_target):
+        values = indicators(system, time, end, mode)
+        return jnp.where(waits, sum(map(jnp.vdot, values, target.which)), time - t_target)
+
+    def at_fixed_tau(system, t, state, t_target):
+        end, forces = flow(system, t, state, tau, mode)
+        return end, forces, condition(system, t + tau, end, t_target)
+
+    given, variations = (system, t, state, target.t), (d_system, d_t, d_state, d_target.t)
+    _, (d_end, d_forces, d_condition) = jax.jvp(at_fixed_tau, given, variations)
+    a, force = motion(system, t + tau, *end, mode)
+    move = State(end.v, a)
+    _, slope = jax.jvp(lambda time, end: condition(system, time, end, target.t), (t + tau, end), (jnp.ones_like(tau), move))
+    d_tau = -jnp.where(slope == 0, 0.0, 1 / jnp.where(slope == 0, 1.0, slope)) * d_condition
+    d_end, d_forces = jax.tree.map(lambda d, rate: d + rate * d_tau, (d_end, d_forces), (move, force))
+    return (tau, end, forces), (d_tau, d_end, d_forces)
 
 
 def decide_mode(
@@ -143,6 +171,27 @@ def decide_mode(
         contacts.spread(law.free[:k] & law.free[k:] & ~slides),
         contacts.spread(jnp.where(slides, ahead, starts)),
     )
+
+
+def project(system: Any, t: Any, state: State, mode: Mode) -> State:
+    """The state on the held contacts and the joints, positions and velocities: two Newton iterations in the mass metric."""
+
+    def newton(state, _):
+        q, v = state
+        contacts = candidates(system, jnp.where(mode.held, -1.0, 1.0))
+        R = _directions(system, t, q, contacts)
+        response = solve_spd(system.mass_matrix(q), R.T)
+        gap, rate = contacts.pick(system.gap(t, q)), _rates(system, t, q, v, contacts)
+        rubbing = jnp.zeros(gap.size if has_friction(system) else 0, q.dtype)
+        opening = jnp.concatenate([gap, rubbing, system.constraint(t, q)])
+        free = _law(system, mode, contacts, rate.size).free
+        level = jnp.concatenate([free[: gap.size], jnp.zeros(rubbing.size, bool), free[gap.size + rubbing.size :]])
+        D = R @ response
+        # no friction of sliding contacts: this removes rounding and truncation, it is no force
+        dq, dv = solve_rows(D, opening, Rows(level, None)), solve_rows(D, rate, Rows(free, None))
+        return State(q + response @ dq, v + response @ dv), None
+
+    return jax.lax.scan(newton, state, None, length=2)[0] if mode.held.size or system.constraint(t, state.q).size else state
 
 
 # Rows: normal, tangential (with friction) and bilateral constraints, one below the other, of the candidates ---------------
@@ -194,20 +243,3 @@ def _spread(system: Any, L: Array, contacts: Candidates, count: int) -> Forces:
     joints = L.size - (2 if has_friction(system) else 1) * (k := contacts.pick(jnp.zeros(count)).size)
     friction = contacts.spread(L[k : 2 * k]) if has_friction(system) else L[:0]
     return Forces(contacts.spread(L[:k]), friction, L[L.size - joints :])
-
-
-def _project(system: Any, t: Any, state: State, mode: Mode) -> State:
-    # One Newton iteration onto the held contacts and the joints, in the mass metric, of positions and velocities.
-    q, v = state
-    contacts = candidates(system, jnp.where(mode.held, -1.0, 1.0))
-    R = _directions(system, t, q, contacts)
-    response = solve_spd(system.mass_matrix(q), R.T)
-    gap, rate = contacts.pick(system.gap(t, q)), _rates(system, t, q, v, contacts)
-    rubbing = jnp.zeros(gap.size if has_friction(system) else 0, q.dtype)
-    opening = jnp.concatenate([gap, rubbing, system.constraint(t, q)])
-    free = _law(system, mode, contacts, rate.size).free
-    level = jnp.concatenate([free[: gap.size], jnp.zeros(rubbing.size, bool), free[gap.size + rubbing.size :]])
-    D = R @ response
-    # no friction of sliding contacts: this removes rounding and truncation, it is no force
-    dq, dv = solve_rows(D, opening, Rows(level, None)), solve_rows(D, rate, Rows(free, None))
-    return State(q + response @ dq, v + response @ dv)
