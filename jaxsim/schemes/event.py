@@ -200,6 +200,9 @@ def _next_event(
     """The first sign change of an indicator within the time that is left; of values only, without derivatives."""
     precision = 4 * jnp.finfo(left.dtype).eps * left
     gap, rate = system.gap(t, state.q), gap_rate(system, t, *state)
+    if not gap.size:
+        none = Indicators(gap > 0, gap > 0)
+        return _Event(jnp.asarray(False), left, none, gap, jnp.asarray(True), jnp.asarray(0))
     now = touching & ~at_rest & (rate < 0)  # approaches already
     # An open contact at rest lies at gap = 0 to rounding: only more than that is a sign change.
     slack = jnp.where(~mode.held & at_rest, -jnp.maximum(jnp.abs(gap), 1e-7 * dt), 0.0)
