@@ -200,11 +200,18 @@ class GearGuptaLeimkuhler:
         )
 
     def residual(
-        self, system: Any, data: StepData, x: Unknowns, active: Bool[Array, " contacts"], r: tuple[Array, Array]
+        self,
+        system: Any,
+        data: StepData,
+        x: Unknowns,
+        active: Bool[Array, " contacts"],
+        r: tuple[Array, Array],
+        sticking: Bool[Array, " contacts"] | None = None,
     ) -> Unknowns:
         """phi of (39), arranged as the unknowns: phi1, phi2, phi3, phi4, and the bilateral rows.
 
         A contact outside `active` has the unit rows of the reduced system. Any r = (r_L, r_P) > 0 has the same roots.
+        `sticking`, where given, decides which rows of friction are xi_T = 0, the others being |L_T| = mu L_N.
         """
         rows = self.equations(system, data, x)
         k, (r_impulse, r_correction) = active.size, r
@@ -212,7 +219,10 @@ class GearGuptaLeimkuhler:
         phi3 = normal - jnp.where(active, prox_nonnegative(wanted[:k]), 0.0)
         if data.friction is not None:
             radius = data.friction * prox_nonnegative(normal)
-            rubbing = x.impulse[k:] - jnp.where(active, prox_interval(wanted[k:], radius), 0.0)
+            tangential = prox_interval(wanted[k:], radius)
+            if sticking is not None:
+                tangential = jnp.where(sticking, wanted[k:], jnp.sign(wanted[k:]) * radius)
+            rubbing = x.impulse[k:] - jnp.where(active, tangential, 0.0)
             phi3 = jnp.concatenate([phi3, rubbing])
         phi4, joint_gap = x.correction, x.joint_correction
         if self.position_level:
@@ -273,12 +283,18 @@ class GearGuptaLeimkuhler:
         if data.friction is not None:
             W = jnp.concatenate([W, data.contacts.pick(slip_jacobian(system, data.t, data.q))])
         own_impulse = jnp.sum(W * (W @ data.inverse_mass), axis=1)
+        sticking = None
+        if data.friction is not None:
+            # Where the directions of sticking contacts are redundant (two corners of one body on a floor), the solution has
+            # one of them at the limit without slipping. Rounding must not count it as sticking: the rows were singular.
+            normal, rubbing = jnp.split(solution.impulse, 2)
+            sticking = jnp.abs(rubbing) < (1 - 1e-9) * data.friction * normal
         # any r > 0 will do, also for a gap that does not move at all
         r_impulse, r_correction = (1 / jnp.where(own > 0, own, 1.0) for own in (own_impulse, own_correction))
         r = jax.lax.stop_gradient((r_impulse, r_correction))
 
         def function(y):
-            phi = self.residual(system, data, self._expand(system, data, y), active, r)
+            phi = self.residual(system, data, self._expand(system, data, y), active, r, sticking)
             per_step = 2 / data.dt  # all rows as velocities, for the pivoting of the linear solve
             correction = per_step * phi.correction / r[1] if self.position_level else phi.correction
             return Reduced(phi.v, phi.joint_impulse, per_step * phi.joint_correction, phi.impulse / r[0], correction)

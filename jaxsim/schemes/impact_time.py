@@ -28,6 +28,7 @@ from jaxsim.system import gap_jacobian, gap_rate, has_friction
 GRADIENTS = ("impact-time", "plain")
 _TOGETHER = 1e-6  # roots that are no further apart, relative to their size, are one event
 _RESOLVED = 3.0  # an impact is resolved if its approach speed exceeds that of so many steps of free motion
+_NEAR = 2.0  # and if its time is no more than so many steps away, as is that of any other event
 
 
 def with_impact_times(
@@ -73,12 +74,13 @@ class _Events(NamedTuple):
 def _events_of(own: tuple[State, Forces], system: Any, state: State, t: Array, dt: Array) -> _Events:
     (new, forces), (q, v) = own, state
     closed = forces.normal > 0
-    rate = gap_rate(system, t, q, v)
+    gap, rate = system.gap(t, q), gap_rate(system, t, q, v)
     # gddot of the free motion in its two parts, W M^-1 h and Wdot v: they nearly cancel in a fast mechanism, where schemes
     # that evaluate W elsewhere in the step are off by one of them
     W, force = gap_jacobian(system, t, q), solve_spd(system.mass_matrix(q), system.force(t, q, v))
     _, drift = jax.jvp(lambda t, q: gap_rate(system, t, q, v), (t, q), (jnp.ones_like(t), v))
-    hits = closed & (-rate > _RESOLVED * dt * jnp.maximum(jnp.abs(W @ force), jnp.abs(drift)))
+    slow = _RESOLVED * dt * jnp.maximum(jnp.abs(W @ force), jnp.abs(drift))
+    hits = closed & (-rate > jnp.maximum(slow, jnp.abs(gap) / (_NEAR * dt)))
     turns, sticking, direction = jnp.zeros_like(hits), jnp.zeros_like(hits), jnp.zeros_like(rate)
     if has_friction(system):
         before, after = system.slip(t, q, v), system.slip(t + dt, *new)
@@ -111,16 +113,16 @@ def _resolved_step(events: _Events, system: Any, state: State, t: Array, dt: Arr
 
     def advance(stage, last):
         needed = last | jnp.any(stage.pending)
-        return jax.lax.cond(needed, lambda: _advance(events, system, t + dt, stage, last), lambda: stage), None
+        return jax.lax.cond(needed, lambda: _advance(events, system, t + dt, dt, stage, last), lambda: stage), None
 
     stage, _ = jax.lax.scan(advance, stage, jnp.array([False, False, True]))
     return stage.state, stage.forces
 
 
-def _advance(events: _Events, system: Any, t_end: Array, stage: _Stage, last: Array) -> _Stage:
+def _advance(events: _Events, system: Any, t_end: Array, dt: Array, stage: _Stage, last: Array) -> _Stage:
     """To the first of the pending events and through it, or to the end of the step."""
     turning = jnp.any(events.turns)  # else contacts hit
-    now, tau = _first(*jax.lax.stop_gradient((system, stage.t, stage.state)), stage.mode, stage.pending & ~last, turning)
+    now, tau = _first(*jax.lax.stop_gradient((system, stage.t, stage.state, dt)), stage.mode, stage.pending & ~last, turning)
     to_event = jnp.any(now)
     tau = jnp.where(to_event, tau, t_end - stage.t)
     weight = jnp.where(now, 1.0, 0.0)
@@ -153,23 +155,25 @@ def _watched(system: Any, t: Any, state: State, mode: Mode) -> Indicators:
 
 
 def _first(
-    system: Any, t: Array, state: State, mode: Mode, pending: Array, turning: Array
+    system: Any, t: Array, state: State, dt: Array, mode: Mode, pending: Array, turning: Array
 ) -> tuple[Bool[Array, " contacts"], Array]:
     """Which of the pending events come first, and when: roots of the quadratic motion with the acceleration of now.
 
-    They are off by O(dt^3), nothing for derivatives that are right to O(dt).
+    They are off by O(dt^3), nothing for derivatives that are right to O(dt). What is far from the step, or touches a wall
+    rather than hits it, is no event: its time, from a rate that is rounding or has just been braked, means nothing.
     """
     (q, v), one = state, jnp.ones_like(t)
     a, _ = motion(system, t, q, v, mode)
     gap = system.gap(t, q)
     rate, acceleration = jax.jvp(functools.partial(gap_rate, system), (t, q, v), (one, v, a))
     times = 2 * gap / (jnp.sqrt(jnp.maximum(rate**2 - 2 * gap * acceleration, 0.0)) - rate)
+    crosses = -rate > dt * jnp.abs(acceleration)
     if has_friction(system):
         slip, slope = jax.jvp(system.slip, (t, q, v), (one, v, a))
-        times = jnp.where(turning, -slip / slope, times)
-    times = jnp.where(pending & jnp.isfinite(times), times, jnp.inf)
-    together = times - jnp.min(times) <= _TOGETHER * jnp.max(jnp.where(pending, jnp.abs(times), 0.0))
-    return pending & together, jnp.min(times)
+        times, crosses = jnp.where(turning, -slip / slope, times), turning | crosses
+    soon = pending & crosses & (jnp.abs(times) <= _NEAR * dt)
+    first = jnp.min(jnp.where(soon, times, jnp.inf))
+    return soon & (times - first <= _TOGETHER * jnp.max(jnp.where(soon, jnp.abs(times), 0.0))), first
 
 
 def _stay_closed(
