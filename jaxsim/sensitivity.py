@@ -1,15 +1,16 @@
 """Are the derivatives right? Automatic differentiation against central differences, one parameter at a time.
 
 A difference quotient D(h) = (y(x + h) - y(x - h)) / 2h converges to the derivative only where y is smooth. The values of a
-time-stepping scheme are smooth only piece by piece: the step in which an impact is noticed is a whole number, so that y jumps
-by O(dt) wherever that number changes, and between two jumps its slope is that with the time of the impact frozen. Steps too
-fine to meet a jump show the frozen slope, a clean but wrong limit; coarse ones average over the jumps and show the
-derivative of the motion, to O(dt) / h. Hence a sweep over h, read from the coarse end:
+time-stepping scheme are smooth only piece by piece: the step in which an impact is noticed is a whole number, so that y
+jumps by O(dt) wherever that number changes, and between two jumps its slope is that with the time of the impact frozen.
+Steps too fine to meet a jump show the frozen slope, a clean but wrong limit; coarse ones average over the jumps and show the
+derivative of the motion, to O(dt) / h. Hence a sweep over h, read from the coarse end, in which
 
-    u(h) = 3/2 max |D(h_j) - D(h_j+1)| h_j+1 / h   over h_j <= h,     u(h) >= dt |(v, a)| / h
+    u(h) = 3/2 max |D(h_j) - D(h_j+1)| h_j+1 / h  over h_j <= h,   but at least dt |(v, a)| / h
 
-estimates the error of D(h), be it truncation (~ h^2), jumps or rounding (both ~ 1/h). The second bound is for trajectories of
-time-stepping schemes with contacts, whose values are known to within one step: (v, a) dt, with a = M^-1 h, at the end.
+estimates the error of D(h), be it truncation (~ h^2), jumps or rounding (both ~ 1/h). The bound from below is for
+trajectories of time-stepping schemes with contacts, whose values are known to within a step: (v, a) dt, with a = M^-1 h, at
+the end.
 """
 
 import dataclasses
@@ -71,11 +72,12 @@ class GradientReport:
         return "differs" not in self.verdicts
 
     def __str__(self) -> str:
-        table = [("parameter", "output", "automatic", "difference", "rel. error", "uncertainty", "step", "verdict", "flags")]
+        head = "parameter", "output", "automatic", "difference", "rel. error", "uncertainty", "step", "verdict", "flags"
+        table: list[tuple[str, ...]] = [head]
         for i, (name, k) in enumerate(zip(self.parameters, self.worst, strict=True)):
-            numbers = f"{self.automatic[i, k]:.7g}", f"{self.difference[i, k]:.7g}"
-            numbers += tuple(f"{x[i]:.1e}" for x in (self.relative_error, self.uncertainty, self.step))
-            table.append((name, self.outputs[k], *numbers, self.verdicts[i], ", ".join(self.flags[i])))
+            slopes = [f"{slope[i, k]:.7g}" for slope in (self.automatic, self.difference)]
+            sizes = [f"{size[i]:.1e}" for size in (self.relative_error, self.uncertainty, self.step)]
+            table.append((name, self.outputs[k], *slopes, *sizes, self.verdicts[i], ", ".join(self.flags[i])))
         widths = [max(map(len, column)) for column in zip(*table, strict=True)]
         lines = ["  ".join(map(str.ljust, row, widths)).rstrip() for row in table]
         occurring = [flag for flag in _EXPLAIN if any(flag in flags for flags in self.flags)]
@@ -182,7 +184,7 @@ def _choose(system: Any, parameters: Sequence[str] | None) -> tuple[list[str], l
     }
     names, positions = [], {}
     for field, shape in fields.items():
-        entries = [f"{field}[{', '.join(map(str, index))}]" if index else field for index in np.ndindex(shape)]
+        entries = _entries(field, shape)
         positions[field] = range(len(names), len(names) + len(entries))
         names += entries
     positions |= {name: [i] for i, name in enumerate(names)}
@@ -192,30 +194,33 @@ def _choose(system: Any, parameters: Sequence[str] | None) -> tuple[list[str], l
     return names, [i for name in (fields if parameters is None else parameters) for i in positions[name]]
 
 
-def _compared(result: Any) -> Any:
-    return {"q": result.q[-1], "v": result.v[-1]} if isinstance(result, Trajectory) else result
+def _numbers(result: Any) -> dict[str, Array]:
+    """What is compared, by name."""
+    if isinstance(result, Trajectory):
+        return {"q": result.q[-1], "v": result.v[-1]}
+    leaves = jax.tree_util.tree_leaves_with_path(result)
+    named = {jax.tree_util.keystr(path, simple=True, separator=".") or "f": jnp.asarray(leaf) for path, leaf in leaves}
+    return {name: leaf for name, leaf in named.items() if jnp.issubdtype(leaf.dtype, jnp.floating)}
 
 
 def _output(result: Any) -> Float[Array, " outputs"]:
-    leaves = [leaf for leaf in jax.tree.leaves(_compared(result)) if jnp.issubdtype(jnp.result_type(leaf), jnp.floating)]
-    return jnp.concatenate([jnp.ravel(jnp.asarray(leaf)) for leaf in leaves])
+    return jnp.concatenate([jnp.ravel(leaf) for leaf in _numbers(result).values()])
+
+
+def _entries(name: str, shape: tuple[int, ...]) -> list[str]:
+    return [f"{name}[{', '.join(map(str, index))}]" if index else name for index in np.ndindex(*shape)]
 
 
 def _check_base(base: Any) -> tuple[str, ...]:
     """The names of the outputs, each of which must be finite."""
-    names = []
-    for path, leaf in jax.tree_util.tree_leaves_with_path(_compared(base)):
-        if jnp.issubdtype(jnp.result_type(leaf), jnp.floating):
-            name = jax.tree_util.keystr(path, simple=True, separator=".") or "f"
-            names += [name + (f"[{', '.join(map(str, index))}]" if index else "") for index in np.ndindex(np.shape(leaf))]
+    names = [entry for name, leaf in _numbers(base).items() for entry in _entries(name, leaf.shape)]
     if not names:
         raise TypeError(f"f must return a Trajectory or numbers of floating point, got {base!r}")
+    wrong = {name: float(y) for name, y in zip(names, _output(base), strict=True) if not np.isfinite(y)}
+    if wrong:
+        raise ValueError(f"f(system) is not finite: {wrong}")
     if isinstance(base, Trajectory) and base.failed_step >= 0:
         raise ValueError(f"step {int(base.failed_step)} of f(system) failed; Trajectory.raise_if_failed tells more")
-    values = np.asarray(_output(base))
-    if not np.all(np.isfinite(values)):
-        wrong = {name: float(value) for name, value in zip(names, values, strict=True) if not np.isfinite(value)}
-        raise ValueError(f"f(system) is not finite: {wrong}")
     return tuple(names)
 
 
@@ -285,9 +290,11 @@ def _judge(
     if keep.size and scale * abs(x) <= _INACTIVE:
         flags.append("inactive")
         verdict, relative, u = "agrees", 0.0, 0.0
+    elif not np.all(np.isfinite(automatic)):
+        verdict = "differs"
     elif not keep.size or not np.isfinite(u):
         verdict = "undecided"
-    elif not (np.isfinite(error) and error <= 2 * u + rtol * scale):
+    elif not error <= 2 * u + rtol * scale:
         verdict = "differs"
         if np.any(norm(D[best:] - automatic) <= rtol * scale):
             flags.append("two slopes")
@@ -318,12 +325,12 @@ def _grazes(run: Trajectory) -> bool:
     for contact in range(rate.shape[1]):
         if run.impacts is None:  # rows in which a contact closes
             rows = np.flatnonzero(closed[1:, contact] & ~closed[:-1, contact]) + 1
-            speeds = -rate[rows - 1, contact]
+            speeds, shortest = -rate[rows - 1, contact], 10  # rows of a flight; shorter ones have no speed to speak of
         else:
             hits = np.asarray(run.impacts.contacts)[:, contact]
             rows = np.searchsorted(t, np.asarray(run.impacts.time)[hits])
-            speeds = -np.asarray(run.impacts.rate_before)[hits, contact]
+            speeds, shortest = -np.asarray(run.impacts.rate_before)[hits, contact], 1
         for first, row, speed in zip(np.append(0, rows), rows, speeds, strict=False):
-            if row > first and speed < _GRAZING * np.max(np.abs(rate[first:row, contact])):
+            if row >= first + shortest and speed < _GRAZING * np.max(np.abs(rate[first:row, contact])):
                 return True
     return False
