@@ -2,6 +2,7 @@
 
 from jaxsim import contact, plot, schemes, systems
 from jaxsim.schemes import EventDriven, GearGuptaLeimkuhler, Moreau
+from jaxsim.sensitivity import gradient_check
 from jaxsim.simulate import simulate
 from jaxsim.system import mechanism
 from jaxsim.trajectory import SimulationError, Trajectory
@@ -14,6 +15,7 @@ __all__ = [
     "SimulationError",
     "Trajectory",
     "contact",
+    "gradient_check",
     "mechanism",
     "plot",
     "schemes",

@@ -21,6 +21,7 @@ ALLOWED = {
     "jaxsim.contact": ("jaxsim.contact", "jaxsim.solve"),
     "jaxsim.schemes": ("jaxsim.system", "jaxsim.contact", "jaxsim.solve", "jaxsim.schemes"),
     "jaxsim.simulate": ("jaxsim.schemes.state", "jaxsim.system", "jaxsim.trajectory", "jaxsim.tune"),
+    "jaxsim.sensitivity": ("jaxsim.trajectory",),
     "jaxsim.plot": ("jaxsim.trajectory",),
 }
 
