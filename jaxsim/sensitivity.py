@@ -282,17 +282,19 @@ def _judge(
     u = uncertainty[best] if keep.size else np.inf
     scale = np.fmax(norm(automatic), norm(difference))
     error, flags = norm(automatic - difference), []
+    grown = np.linalg.norm(automatic * x) > _GROWTH * np.linalg.norm(y)
+    unsettled = not keep.size or not np.isfinite(u) or (grown and u > _TELLING * norm(difference))
     relative = error / scale if scale > 0 else 0.0
     if np.any(impacts):
         flags.append("impact in step")
     if np.any(modes):
         flags.append("mode change")
-    if keep.size and scale * abs(x) <= _INACTIVE:
+    if not np.all(np.isfinite(automatic)):
+        verdict = "differs"
+    elif keep.size and scale * abs(x) <= _INACTIVE:
         flags.append("inactive")
         verdict, relative, u = "agrees", 0.0, 0.0
-    elif not np.all(np.isfinite(automatic)):
-        verdict = "differs"
-    elif not keep.size or not np.isfinite(u):
+    elif unsettled:
         verdict = "undecided"
     elif not error <= 2 * u + rtol * scale:
         verdict = "differs"
@@ -302,7 +304,6 @@ def _judge(
         verdict = "agrees" if u <= _TELLING * scale else "undecided"
     if "inactive" not in flags:
         linear = h[keep][norm(D - difference) <= 0.1 * scale]
-        grown = np.linalg.norm(automatic * x) > _GROWTH * np.linalg.norm(y)
         if grown or (linear.size and linear.max() < _LINEAR_RANGE):
             flags.append("growth")
     return {

@@ -191,6 +191,22 @@ def _start(system: Any, state: State, t0: Array, dt: Array, max_penetration: Any
     return jax.tree.map(lambda x: x[None], row), tally, at_start
 
 
+@functools.partial(jax.custom_jvp, nondiff_argnums=(0,))
+def _step(scheme: Any, system: Any, state: Any, t: Array, dt: Array) -> tuple[Any, StepInfo]:
+    return scheme.step(system, state, t, dt)
+
+
+@_step.defjvp
+def _step_jvp(scheme, primals, tangents):
+    # Up to version 0.11 of JAX, reverse mode through `scan` drops the rules of `custom_jvp` (all derivatives of higher order
+    # would be wrong) but within a branch of a `cond` that the loop decides.
+    def step(system, state, t, dt):
+        nothing = jax.tree.map(jnp.zeros_like, jax.eval_shape(scheme.step, system, state, t, dt))
+        return jax.lax.cond(jnp.isfinite(t), scheme.step, lambda *_: nothing, system, state, t, dt)
+
+    return jax.jvp(step, primals, tangents)
+
+
 @functools.partial(jax.jit, static_argnames=("scheme", "rows", "save_every", "chunk"))
 def _rollout(
     system: Any,
@@ -210,7 +226,7 @@ def _rollout(
 
     def step(carry, i):
         state, sums, min_gap, failure = carry
-        state, info = scheme.step(system, state, t0 + i * dt, dt)
+        state, info = _step(scheme, system, state, t0 + i * dt, dt)
         sums = sums + _sums_of(info, sums.dtype)
         min_gap = jnp.minimum(min_gap, system.gap(t0 + (i + 1) * dt, state.q))
         first = ~info.converged & (failure[0] < 0)
@@ -246,7 +262,7 @@ def _scan(body: Any, carry: Any, count: int, chunk: int) -> tuple[Any, Any]:
     if divisors:
         chunk = min(divisors, key=lambda size: max(size / chunk, chunk / size))
     else:  # steps that the last chunk has too many do nothing
-        _, nothing = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), jax.eval_shape(body, carry, 0))
+        _, nothing = jax.tree.map(jnp.zeros_like, jax.eval_shape(body, carry, 0))
 
     def step(carry, i):
         if divisors:

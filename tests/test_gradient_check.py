@@ -19,7 +19,7 @@ def drop(scheme, dt=0.05, T=1.5, h0=1.0, save_every=None):
     return lambda ball: jaxsim.simulate(ball, [h0], [0.0], dt=dt, num_steps=steps, scheme=scheme, save_every=every)
 
 
-event_driven = drop(jaxsim.EventDriven())  # two impacts, the third at 1.55 s
+event_driven = drop(jaxsim.EventDriven())  # two impacts, the third at 1.752 s
 
 
 @pytest.fixture(scope="module")
@@ -107,10 +107,10 @@ def test_a_planted_error_of_one_percent_is_found():
 
 def test_derivatives_that_are_not_finite_differ():
     def f(system):
-        return jnp.where(system.mass > 0, system.mass, jnp.sqrt(system.mass - 1.0)) * system.gravity
+        return (system.mass + jnp.linalg.norm(jnp.array([system.mass - 1.0]))) * system.gravity  # the norm at 0
 
     report = jaxsim.gradient_check(f, BALL)
-    assert report.verdicts == ("agrees", "agrees", "differs"), str(report)
+    assert report.verdicts == ("differs",) * 3 and not report.ok, str(report)
 
 
 def test_entries_of_array_fields():
@@ -139,7 +139,7 @@ def test_differences_stay_within_the_range_of_a_parameter(value):
 
 
 def test_an_impact_within_the_difference_step():
-    late = drop(jaxsim.EventDriven(), T=1.55, dt=0.05)  # the third impact is 0.1 % away
+    late = drop(jaxsim.EventDriven(), T=1.75, dt=0.05)  # the third impact is 0.1 % away
     report = jaxsim.gradient_check(late, BALL, ["restitution"])
     assert report.verdicts == ("agrees",) and report.flags == (("impact in step",),), str(report)
     assert not report.judged[0, 0] and report.judged[0, -1]
@@ -204,11 +204,13 @@ def test_growth():
 
     report = jaxsim.gradient_check(f, BALL, ["restitution"])
     assert "growth" in report.flags[0] and "growth: " in str(report)
-    assert report.ok  # what means little need not be wrong
+    assert report.verdicts == ("undecided",)  # what means little need not be wrong
 
 
 def test_other_steps():
-    report = jaxsim.gradient_check(lambda ball: ball.mass**3, BouncingBall(mass=2.0), ["mass"], steps=[1e-6, 1e-3, 1e-4, 1e-5])
+    report = jaxsim.gradient_check(
+        lambda ball: ball.mass**3, BouncingBall(mass=2.0), ["mass"], steps=[1e-6, 1e-3, 1e-4, 1e-5]
+    )
     np.testing.assert_array_equal(report.steps, [1e-3, 1e-4, 1e-5, 1e-6])
     assert report.ok and abs(report.difference[0, 0] - 12) < 1e-5
 
@@ -218,7 +220,13 @@ def test_other_steps():
     [
         (event_driven, BouncingBall, {}, TypeError, "instance of a mechanism"),
         (event_driven, 3.0, {}, TypeError, "instance of a mechanism"),
-        (event_driven, BALL, {"parameters": ["mess"]}, ValueError, r"\['mess'\]; BouncingBall has restitution, gravity, mass"),
+        (
+            event_driven,
+            BALL,
+            {"parameters": ["mess"]},
+            ValueError,
+            r"\['mess'\]; BouncingBall has restitution, gravity, mass",
+        ),
         (event_driven, BALL, {"parameters": ["mass[0]"]}, ValueError, "no such"),
         (event_driven, BALL, {"parameters": []}, ValueError, "no such"),
         (event_driven, BALL, {"steps": []}, ValueError, "three or more"),

@@ -77,7 +77,7 @@ def _draw(rng, name, n):
     near = (rng.random(gap.shape) < 0.4) & (np.arange(n)[:, None] % 8 > 0)
     gap_wanted = rng.choice(SMALL, gap.shape) * rng.choice([1, -1], gap.shape)
     chosen = np.concatenate([near, rng.random((n, rate.shape[1] - gap.shape[1])) < 0.5], axis=1)
-    chosen &= rng.random((n, 1)) < 0.8
+    chosen &= rng.random((n, 1)) < 0.6
     rate_wanted = rng.choice((*SMALL, 1e-6, 1e-3), rate.shape) * rng.choice([1, -1], rate.shape)
     weight = rng.choice([1.0, 1.0, 1.0, 0.0], q.shape)
     for _ in range(6):
@@ -87,7 +87,7 @@ def _draw(rng, name, n):
         _, _, rate, R = map(np.asarray, contact_rows(system, t, q, v, rubbing))
         v = v + _least(R, chosen, rate_wanted - rate, np.ones_like(q))
     # back in time, so that they touch at the start, in the middle, at the end, or anywhere; and one ulp to either side
-    part = np.where(rng.random(n) < 0.8, rng.choice([0.0, 0.0, 0.5, 1.0], n), rng.random(n))
+    part = np.where(rng.random(n) < 0.8, rng.choice([0.0, 0.0, 0.5, 1.0, 1.0], n), rng.random(n))
     q = q - (part * dt)[:, None] * v
     q = np.nextafter(q, q + rng.integers(-1, 2, q.shape))
 
@@ -173,18 +173,22 @@ def test_finite_at_many_states(scheme, name, dtype):
     check(scheme, name, 20_000, reverse=True, dtype=dtype)
 
 
-def test_the_states_are_what_they_should_be():
-    """Gaps and rates that vanish exactly, singly and together; impacts on the end of the step; admissible."""
-    t, q, v, dt, systems = draw(np.random.default_rng(0), "slider-crank", 10_000)
-    gap, _, rate, _ = map(np.asarray, contact_rows(SliderCrank(), t, q, v, False))
+@pytest.mark.parametrize("name", SYSTEMS)
+def test_the_states_are_what_they_should_be(name):
+    """Gaps and rates that vanish, singly and together; impacts on the end of the step; no more than a little penetration."""
+    system = SYSTEMS[name][0]
+    t, q, v, dt, systems = draw(np.random.default_rng(0), name, 10_000)
+    gap, _, rate, _ = map(np.asarray, contact_rows(system, t, q, v, False))
     assert gap.min() >= -2e-8 and np.isfinite(rate).all()
-    for least, vanish in [
-        (500, (gap == 0).any(axis=1)),
-        (200, (np.abs(gap) < 1e-15).sum(axis=1) == 2),
-        (500, ((gap == 0) & (np.abs(rate) < 1e-11)).any(axis=1)),
-        (500, (np.abs(gap + rate * dt[:, None]) < 1e-12).any(axis=1) & (gap > 1e-9).all(axis=1)),
+    touches = np.abs(gap) < 1e-15
+    for least, hold in [
+        (1500, touches.any(axis=1)),
+        (400, (touches.sum(axis=1) >= 2) if gap.shape[1] > 1 else touches[:, 0]),
+        (1000, (touches & (np.abs(rate) < 1e-11)).any(axis=1)),
+        (200, (gap < -1e-9).any(axis=1)),
+        (50, (np.abs(gap + rate * dt[:, None]) < 1e-9).any(axis=1) & (gap > 1e-9).all(axis=1)),
         (500, (v == 0).all(axis=1)),
-        (500, np.abs(np.sin(q[:, :2])).max(axis=1) < 1e-12),
         (2000, systems.restitution == 1),
+        (500, np.abs(np.sin(q[:, :2])).max(axis=1) < 1e-12 if name == "slider-crank" else touches.any(axis=1)),
     ]:
-        assert vanish.sum() >= least
+        assert hold.sum() >= least

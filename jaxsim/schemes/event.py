@@ -249,7 +249,7 @@ def _next_event(
         tau = jnp.where(start & (far < left), far, better)
         return _Root(tau, low, high, at, crossing, root.iterations + 1, jnp.where(start, ~found, settled))
 
-    nothing = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), jax.eval_shape(point, left))
+    nothing = jax.tree.map(jnp.zeros_like, jax.eval_shape(point, left))
     never = jax.tree.map(lambda x: x > 0, nothing.values)
     root = _Root(left, jnp.zeros_like(left), left, nothing, never, jnp.asarray(0), jnp.asarray(False))
     root = jax.lax.while_loop(lambda r: ~r.done & (r.iterations < _ROOT_ITERATIONS), body, root)

@@ -108,7 +108,7 @@ def _resolved_step(events: _Events, system: Any, state: State, t: Array, dt: Arr
 
     The times need not lie within the step: Moreau's midpoint rule notices some impacts half a step early.
     """
-    forces = jax.tree.map(lambda x: jnp.zeros(x.shape), jax.eval_shape(lambda: motion(system, t, *state, events.mode)[1]))
+    forces = jax.tree.map(jnp.zeros_like, jax.eval_shape(lambda: motion(system, t, *state, events.mode)[1]))
     stage = _Stage(t, state, forces, events.mode, events.hits | events.turns)
 
     def advance(stage, last):
