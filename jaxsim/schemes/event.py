@@ -133,9 +133,11 @@ class EventDriven:
             direction = jnp.where((direction == 0) & (jnp.abs(slip) > self.rest_speed), -jnp.sign(slip), direction)
         mode = decide_mode(frozen, t_0, State(q, v), at_rest & ~slot.released, direction)
         left = t_end - t
-        event = _next_event(*jax.lax.stop_gradient((system, t, state, left, dt)), mode, touching, at_rest)
+        event = _next_event(*jax.lax.stop_gradient((system, t, state, left, dt)), self.rest_speed, mode, touching, at_rest)
         hitting = event.which.normal & ~mode.held
 
+        # what has come to rest stays at rest under variation too
+        state = project(system, t, state, mode)
         waits = self.gradient == "impact-time"
         which = jax.tree.map(lambda vanish: jnp.where(vanish & waits, 1.0, 0.0), event.which)
         tau = jnp.where(event.found, event.tau, left)
@@ -195,7 +197,7 @@ class _Point(NamedTuple):
 
 
 def _next_event(
-    system: Any, t: Any, state: State, left: Array, dt: Array, mode: Mode, touching: Array, at_rest: Array
+    system: Any, t: Any, state: State, left: Array, dt: Array, rest_speed: float, mode: Mode, touching: Array, at_rest: Array
 ) -> _Event:
     """The first sign change of an indicator within the time that is left; of values only, without derivatives."""
     precision = 4 * jnp.finfo(left.dtype).eps * left
@@ -225,13 +227,17 @@ def _next_event(
         return values[index], slopes[index]
 
     def begin(at):
-        """What crosses between the start and the end of the time left, and from where to look for the root."""
+        """What crosses between the start and the end of the time left, and from where to look for the root.
+
+        So does a slip that only just has its sign: the next step would take it for rest, and not know that it had one.
+        """
         end_rate = jnp.where(mode.held, 0.0, at.slopes.normal)
         dips, x = _dips(gap, rate * left, at.values.normal, end_rate * left)
         dips = dips & ~mode.held & ~touching
-        crossing = Indicators((at.values.normal < slack) | dips, at.values.tangential < 0)
+        stops = mode.held & ~mode.sticking & (at.slopes.tangential < 0) & (at.values.tangential <= rest_speed)
+        crossing = Indicators((at.values.normal < slack) | dips, (at.values.tangential < 0) | stops)
         far = jnp.min(jnp.where(dips, x * left, left), initial=jnp.inf)
-        found = (jnp.any(crossing.normal) | jnp.any(crossing.tangential)) & ~jnp.any(now)
+        found = (jnp.any(crossing.normal) | jnp.any(crossing.tangential)) & ~jnp.any(now) & (left > 0)
         return far, crossing, found
 
     def body(root):
@@ -240,9 +246,10 @@ def _next_event(
         start = root.iterations == 0
         crossing = jax.tree.map(lambda new, old: jnp.where(start, new, old), crossing, root.crossing)
         value, slope = first(at, crossing)
-        low = jnp.where(start | (value < 0), root.low, root.tau)
-        high = jnp.where(start, far, jnp.where(value < 0, root.tau, root.high))
         newton = root.tau - value / slope
+        low = jnp.where(start | (value < 0), root.low, root.tau)
+        beyond = jnp.where((value > 0) & (far == left), 2 * newton - left, far)  # a slip that only just has its sign
+        high = jnp.where(start, beyond, jnp.where(value < 0, root.tau, root.high))
         settled = (jnp.abs(newton - root.tau) <= precision) | (high - low <= precision)
         inside = (newton > low) & (newton < high)
         better = jnp.where(settled, root.tau, jnp.where(inside, newton, (low + high) / 2))
@@ -256,7 +263,7 @@ def _next_event(
 
     # Everything that vanishes within a millionth of the step belongs to the same event.
     at, approaches = root.at, jnp.any(now)
-    later = ~approaches & (jnp.any(root.crossing.normal) | jnp.any(root.crossing.tangential))
+    later = ~approaches & (left > 0) & (jnp.any(root.crossing.normal) | jnp.any(root.crossing.tangential))
     least, _ = first(at, root.crossing)
     which = jax.tree.map(
         lambda value, slope, crosses: later & crosses & ((value <= -1e-6 * dt * slope) | (value == least)),

@@ -174,24 +174,22 @@ def decide_mode(
 
 
 def project(system: Any, t: Any, state: State, mode: Mode) -> State:
-    """The state on the held contacts and the joints, positions and velocities: two Newton iterations in the mass metric."""
-
-    def newton(state, _):
-        q, v = state
-        contacts = candidates(system, jnp.where(mode.held, -1.0, 1.0))
-        R = _directions(system, t, q, contacts)
-        response = solve_spd(system.mass_matrix(q), R.T)
-        gap, rate = contacts.pick(system.gap(t, q)), _rates(system, t, q, v, contacts)
-        rubbing = jnp.zeros(gap.size if has_friction(system) else 0, q.dtype)
-        opening = jnp.concatenate([gap, rubbing, system.constraint(t, q)])
-        free = _law(system, mode, contacts, rate.size).free
-        level = jnp.concatenate([free[: gap.size], jnp.zeros(rubbing.size, bool), free[gap.size + rubbing.size :]])
-        D = R @ response
-        # no friction of sliding contacts: this removes rounding and truncation, it is no force
-        dq, dv = solve_rows(D, opening, Rows(level, None)), solve_rows(D, rate, Rows(free, None))
-        return State(q + response @ dq, v + response @ dv), None
-
-    return jax.lax.scan(newton, state, None, length=2)[0] if mode.held.size or system.constraint(t, state.q).size else state
+    """The state on the held contacts and the joints, positions and velocities: a Newton iteration in the mass metric."""
+    q, v = state
+    if not mode.held.size and not system.constraint(t, q).size:
+        return state
+    contacts = candidates(system, jnp.where(mode.held, -1.0, 1.0))
+    R = _directions(system, t, q, contacts)
+    response = solve_spd(system.mass_matrix(q), R.T)
+    gap, rate = contacts.pick(system.gap(t, q)), _rates(system, t, q, v, contacts)
+    rubbing = jnp.zeros(gap.size if has_friction(system) else 0, q.dtype)
+    opening = jnp.concatenate([gap, rubbing, system.constraint(t, q)])
+    free = _law(system, mode, contacts, rate.size).free
+    level = jnp.concatenate([free[: gap.size], jnp.zeros(rubbing.size, bool), free[gap.size + rubbing.size :]])
+    D = R @ response
+    # no friction of sliding contacts: this removes rounding and truncation, it is no force
+    dq, dv = solve_rows(D, opening, Rows(level, None)), solve_rows(D, rate, Rows(free, None))
+    return State(q + response @ dq, v + response @ dv)
 
 
 # Rows: normal, tangential (with friction) and bilateral constraints, one below the other, of the candidates ---------------
