@@ -2,7 +2,6 @@
 
 import csv
 import dataclasses
-import importlib
 import json
 import os
 import signal
@@ -17,10 +16,8 @@ import numpy as np
 import pytest
 
 import jaxsim
+from experiments import slider_crank
 from jaxsim import plot
-
-sys.path.insert(0, str(Path(__file__).parent.parent))  # experiments is not installed
-slider_crank = importlib.import_module("experiments.slider_crank")
 
 V0 = [150.0, -75.0, 0.0]
 TINY = ["--duration", "0.006", "--schemes", "moreau", "reference", "--restitution", "0.5", "0.1"]
