@@ -202,7 +202,7 @@ def _step_jvp(scheme, primals, tangents):
     # would be wrong) but within a branch of a `cond` that the loop decides.
     def step(system, state, t, dt):
         nothing = jax.tree.map(jnp.zeros_like, jax.eval_shape(scheme.step, system, state, t, dt))
-        return jax.lax.cond(jnp.isfinite(t), scheme.step, lambda *_: nothing, system, state, t, dt)
+        return jax.lax.cond(jnp.isfinite(state.q[0]), scheme.step, lambda *_: nothing, system, state, t, dt)
 
     return jax.jvp(step, primals, tangents)
 
