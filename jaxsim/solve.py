@@ -4,8 +4,15 @@ Inside a time step a LAPACK call costs more than the whole elimination (and, on 
 into one function), so the few unknowns that are left after reduction are eliminated here.
 """
 
+from typing import Any
+
 import jax.numpy as jnp
 from jaxtyping import Array, Float
+
+
+def by_precision(dtype: Any, double: float, single: float) -> float:
+    """What counts as rounding, in float64 or in float32."""
+    return double if dtype == jnp.float64 else single
 
 
 def solve(A: Float[Array, "n n"], B: Float[Array, "n *m"]) -> Float[Array, "n *m"]:

@@ -281,6 +281,27 @@ def test_float32_needs_permission():
         run()
 
 
+@pytest.mark.parametrize(
+    "scheme", [Moreau(), jaxsim.GearGuptaLeimkuhler(), jaxsim.EventDriven()], ids=["moreau", "ggl", "event"]
+)
+def test_float32_derivatives(scheme):
+    """Through an impact, in float32 all through where x64 is on, and those of float64 but for rounding."""
+
+    def end(q0):
+        run = jaxsim.simulate(
+            *(jaxsim.systems.BouncingBall(restitution=0.5), q0, jnp.zeros_like(q0)),
+            **dict(dt=5e-3, num_steps=120, save_every=120, scheme=scheme, allow_float32=True),
+        )
+        return run.q[-1, 0], run.converged.all()
+
+    for derivative in (jax.jacfwd, jax.grad):
+        (single, converged), (double, _) = (
+            derivative(end, has_aux=True)(jnp.ones(1, dtype)) for dtype in (np.float32, float)
+        )
+        assert converged and single.dtype == np.float32 and double.dtype == np.float64
+        np.testing.assert_allclose(single, double, rtol=1e-3)
+
+
 def test_wrong_shapes_of_a_mechanism_are_named():
     @jaxsim.mechanism
     class Wrong:

@@ -17,7 +17,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float
 
-from jaxsim.solve import solve
+from jaxsim.solve import by_precision, solve
 
 
 def prox_nonnegative(x: Float[Array, "*shape"]) -> Float[Array, "*shape"]:
@@ -122,7 +122,7 @@ def _set_of_two(D: Array, b: Array, active: Array) -> Array:
     (d00, d01), (d10, d11) = D
     determinant = d00 * d11 - d01 * d10
     both = jnp.stack([d01 * b[1] - d11 * b[0], d10 * b[0] - d00 * b[1]])
-    use_both = (determinant > 1e-12 * d00 * d11) & jnp.all(active & (both > 0))
+    use_both = (determinant > by_precision(D.dtype, 1e-12, 1e-6) * d00 * d11) & jnp.all(active & (both > 0))
     push = jnp.where(active, prox_nonnegative(-b), 0.0)
     left = jnp.stack([b[0] * d11 + d01 * push[1], b[1] * d00 + d10 * push[0]])
     left = jnp.where(active, left, jnp.inf)
@@ -171,6 +171,7 @@ def _lemke(M: Array, q: Array, max_pivots: int) -> Array:
     n = q.size
     artificial = 2 * n
     rows = jnp.arange(n)
+    smallest_pivot, tie = by_precision(M.dtype, 1e-7, 1e-3), by_precision(M.dtype, 1e-12, 1e-6)
 
     def pivot(tableau: Array, basis: Array, row: Array, column: Array) -> tuple[Array, Array]:
         here = rows == row
@@ -182,11 +183,11 @@ def _lemke(M: Array, q: Array, max_pivots: int) -> Array:
         tableau, basis, entering, count, _ = carry
         column = tableau[:, entering]
         # Smaller entries are rounding: rows of contacts that are nearly redundant, such as two corners that stick.
-        usable = column > 1e-7
+        usable = column > smallest_pivot
         ratios = jnp.where(usable, tableau[:, -1] / jnp.where(usable, column, 1.0), jnp.inf)
         smallest = jnp.min(ratios)
         ends = (
-            (basis == artificial) & usable & (tableau[:, -1] - smallest * column <= 1e-12)
+            (basis == artificial) & usable & (tableau[:, -1] - smallest * column <= tie)
         )  # on a tie the artificial variable leaves first
         row = jnp.where(jnp.any(ends), jnp.argmax(ends), jnp.argmin(ratios))
         leaving = basis[row]

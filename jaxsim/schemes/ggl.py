@@ -16,7 +16,7 @@ from jaxtyping import Array, Bool, Float
 from jaxsim.contact.complementarity import contact_rows, prox_interval, prox_nonnegative, solve_rows
 from jaxsim.schemes.impact_time import GRADIENTS, with_impact_times
 from jaxsim.schemes.state import Candidates, State, StepInfo, candidates, check_option
-from jaxsim.solve import solve, solve_spd
+from jaxsim.solve import by_precision, solve, solve_spd
 from jaxsim.system import (
     constraint_rate,
     gap_jacobian,
@@ -288,7 +288,8 @@ class GearGuptaLeimkuhler:
             # Where the directions of sticking contacts are redundant (two corners of one body on a floor), the solution has
             # one of them at the limit without slipping. Rounding must not count it as sticking: the rows were singular.
             normal, rubbing = jnp.split(solution.impulse, 2)
-            sticking = jnp.abs(rubbing) < (1 - 1e-9) * data.friction * normal
+            limit = (1 - by_precision(normal.dtype, 1e-9, 1e-4)) * data.friction * normal
+            sticking = jnp.abs(rubbing) < limit
         # any r > 0 will do, also for a gap that does not move at all
         r_impulse, r_correction = (1 / jnp.where(own > 0, own, 1.0) for own in (own_impulse, own_correction))
         r = jax.lax.stop_gradient((r_impulse, r_correction))
@@ -309,9 +310,10 @@ class GearGuptaLeimkuhler:
     # The solution ------------------------------------------------------------------------------------------------------
 
     def _bound(self, state: State, dt: Any) -> Array:
-        # the gaps, read as velocities, cannot be known better than the rounding of q allows
-        rounding = 4 * jnp.finfo(state.q.dtype).eps * jnp.max(jnp.abs(state.q)) / dt
-        return self.tolerance * (1 + jnp.max(jnp.abs(state.v))) + rounding
+        # nothing can be known better than rounding allows: velocities, and gaps, read as velocities, than that of q
+        rounding = 4 * float(jnp.finfo(state.q.dtype).eps)
+        tolerance = max(self.tolerance, rounding)
+        return tolerance * (1 + jnp.max(jnp.abs(state.v))) + rounding * jnp.max(jnp.abs(state.q)) / dt
 
     def _solve(self, system: Any, state: State, t: Any, dt: Any):
         """Figure 7: the motion without contacts, then with those that it violates, until nothing is violated."""

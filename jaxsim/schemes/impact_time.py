@@ -22,7 +22,7 @@ from jaxsim.contact.complementarity import Rows, solve_rows
 from jaxsim.schemes.flow import Forces, Indicators, Mode, Target, arrive, decide_mode, indicators, motion
 from jaxsim.schemes.state import State, StepInfo, candidates
 from jaxsim.schemes.velocity import velocity_step
-from jaxsim.solve import solve_spd
+from jaxsim.solve import by_precision, solve_spd
 from jaxsim.system import gap_jacobian, gap_rate, has_friction
 
 GRADIENTS = ("impact-time", "plain")
@@ -92,7 +92,7 @@ def _events_of(own: tuple[State, Forces], system: Any, state: State, t: Array, d
 
 
 def _tolerance(v: Array) -> Array:
-    return 1e-9 * (1 + jnp.max(jnp.abs(v)))  # of velocities that vanish
+    return by_precision(v.dtype, 1e-9, 1e-6) * (1 + jnp.max(jnp.abs(v)))  # of velocities that vanish
 
 
 class _Stage(NamedTuple):

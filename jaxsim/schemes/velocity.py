@@ -7,7 +7,7 @@ from jaxtyping import Array, Bool, Float
 
 from jaxsim.contact.complementarity import contact_rows, eliminate_joints, natural_residual, solve_rows
 from jaxsim.schemes.state import Candidates, StepInfo, candidates
-from jaxsim.solve import solve_spd
+from jaxsim.solve import by_precision, solve_spd
 from jaxsim.system import (
     constraint_jacobian,
     constraint_rate,
@@ -69,12 +69,14 @@ def velocity_step(
     speed = jnp.max(jnp.abs(reduced_b), initial=0.0)
     info = StepInfo(
         impulse=contacts.spread(impulse[:k]),
-        friction_impulse=contacts.spread(impulse[k:]) if friction is not None else jnp.zeros(0, gap.dtype),
+        friction_impulse=contacts.spread(impulse[k:]) if friction is not None else jnp.zeros(0, q.dtype),
         joint_impulse=joint_impulse,
         active=contacts.spread(active),
         iterations=jnp.asarray(0),
         residual=residual,
-        converged=(residual <= 1e-8 * (1 + speed)) & jnp.all(jnp.isfinite(v_new)) & _one_per_group(gap, contacts),
+        converged=(residual <= by_precision(q.dtype, 1e-8, 1e-5) * (1 + speed))
+        & jnp.all(jnp.isfinite(v_new))
+        & _one_per_group(gap, contacts),
     )
     return VelocityStep(v_new, info, mass, W)
 
