@@ -63,6 +63,9 @@ class GradientReport:
     flags: tuple[tuple[str, ...], ...]
     steps: Float[np.ndarray, " steps"]  # relative, falling
     quotients: Float[np.ndarray, "parameters steps outputs"]  # D(h)
+    horizon: Float[
+        np.ndarray, " parameters"
+    ]  # first stored time with growth [s], beyond it a derivative tells little; else inf
     judged: Bool[np.ndarray, "parameters steps"]  # False where an impact or a mode change falls into the step
     worst: Int[np.ndarray, " parameters"]  # the output that the table shows, which deviates most
 
@@ -80,6 +83,9 @@ class GradientReport:
             table.append((name, self.outputs[k], *slopes, *sizes, self.verdicts[i], ", ".join(self.flags[i])))
         widths = [max(map(len, column)) for column in zip(*table, strict=True)]
         lines = ["  ".join(map(str.ljust, row, widths)).rstrip() for row in table]
+        for name, time in zip(self.parameters, self.horizon, strict=True):
+            if np.isfinite(time):
+                lines.append(f"{name}: derivatives tell little beyond t = {time:g} s")
         occurring = [flag for flag in _EXPLAIN if any(flag in flags for flags in self.flags)]
         return "\n".join(lines + [f"{flag}: {_EXPLAIN[flag]}" for flag in occurring])
 
@@ -148,9 +154,13 @@ def gradient_check(
     base = f(system)
     outputs = _check_base(base)
     directions = np.eye(len(names))[chosen]
-    automatic = np.asarray(
-        jax.jit(jax.vmap(lambda d: jax.jvp(lambda p: _output(f(rebuild(p))), (start,), (d,))[1]))(directions)
-    )
+
+    def both(p):
+        result = f(rebuild(p))
+        return _output(result), _rows(result)
+
+    along = jax.vmap(lambda d: jax.jvp(both, (start,), (d,))[1])
+    automatic, changes = (np.asarray(x) for x in jax.jit(along)(directions))
 
     sample = jax.jit(jax.vmap(lambda p: _sample(rebuild(p), f(rebuild(p)))))
     y = np.asarray(_output(base))
@@ -158,20 +168,21 @@ def gradient_check(
     size = np.maximum(np.abs(y), np.max(relative, axis=0, where=np.isfinite(relative), initial=0.0))
     size[size == 0] = 1.0
     blur = _blur(system, base) / size
+    horizon = _horizon(base, changes * x[:, None, None])
     rows = []
     for i, direction in enumerate(directions):
         low, high = _LEGAL.get(names[chosen[i]].split("[")[0], (-np.inf, np.inf))
         absolute = h * max(abs(x[i]), _SMALLEST_SCALE)
         ends = np.clip(x[i] + np.concatenate([absolute, -absolute, [0.0]]), low, high)
         at = jax.tree.map(np.asarray, sample(np.asarray(start) + (ends - x[i])[:, None] * direction))
-        rows.append(_judge(x[i], y, automatic[i], h, ends, at, size, blur, rtol))
+        rows.append(_judge(x[i], y, automatic[i], h, ends, at, size, blur, rtol, horizon[i]))
     columns = {name: [row[name] for row in rows] for name in rows[0]}
     verdicts, flags = tuple(columns.pop("verdicts")), tuple(columns.pop("flags"))
     if isinstance(base, Trajectory) and _grazes(base):
         flags = tuple(of_one if "inactive" in of_one else ("grazing", *of_one) for of_one in flags)
     return GradientReport(
         parameters=tuple(names[i] for i in chosen), outputs=outputs, values=x, automatic=automatic, steps=h,
-        verdicts=verdicts, flags=flags, **{name: np.array(column) for name, column in columns.items()},
+        verdicts=verdicts, flags=flags, horizon=horizon, **{name: np.array(column) for name, column in columns.items()},
     )  # fmt: skip
 
 
@@ -205,6 +216,19 @@ def _numbers(result: Any) -> dict[str, Array]:
 
 def _output(result: Any) -> Float[Array, " outputs"]:
     return jnp.concatenate([jnp.ravel(leaf) for leaf in _numbers(result).values()])
+
+
+def _rows(result: Any) -> Float[Array, "rows numbers"]:
+    """The stored states of a trajectory."""
+    return jnp.concatenate([result.q, result.v], axis=1) if isinstance(result, Trajectory) else jnp.zeros((0, 0))
+
+
+def _horizon(base: Any, changes: Float[np.ndarray, "parameters rows numbers"]) -> Float[np.ndarray, " parameters"]:
+    """When |d(q, v)/dx| |x| first exceeds the bound of growth, with q and v divided by their largest values."""
+    largest = np.max(np.abs(np.asarray(_rows(base))), axis=0, initial=0.0)
+    grown = np.linalg.norm(changes / np.where(largest > 0, largest, 1.0), axis=-1) > _GROWTH
+    t = np.asarray(base.t) if isinstance(base, Trajectory) else np.zeros(0)
+    return np.array([np.min(t[rows], initial=np.inf) for rows in grown])
 
 
 def _entries(name: str, shape: tuple[int, ...]) -> list[str]:
@@ -247,7 +271,7 @@ def _blur(system: Any, base: Any) -> Float[np.ndarray, "..."]:
 
 
 def _judge(
-    x: float, y: Any, automatic: Any, h: Any, ends: Any, at: _Sample, size: Any, blur: Any, rtol: float
+    x: float, y: Any, automatic: Any, h: Any, ends: Any, at: _Sample, size: Any, blur: Any, rtol: float, horizon: float
 ) -> dict[str, Any]:
     """One row of the report; ends and samples are in the order x + h, x - h, x."""
     width = (ends[: h.size] - ends[h.size : -1])[:, None]
@@ -282,7 +306,7 @@ def _judge(
     u = uncertainty[best] if keep.size else np.inf
     scale = np.fmax(norm(automatic), norm(difference))
     error, flags = norm(automatic - difference), []
-    grown = np.linalg.norm(automatic * x) > _GROWTH * np.linalg.norm(y)
+    grown = np.isfinite(horizon) or np.linalg.norm(automatic * x) > _GROWTH * np.linalg.norm(y)
     unsettled = not keep.size or not np.isfinite(u) or (grown and u > _TELLING * norm(difference))
     relative = error / scale if scale > 0 else 0.0
     if np.any(impacts):

@@ -45,13 +45,12 @@ class ImpactLog(NamedTuple):
 
     def add(self, time: Array, contacts: Array, rate_before: Array, impulse: Array) -> "ImpactLog":
         """The log with one more impact."""
-        if not self.time.size:
-            return self._replace(count=self.count + 1)
+        here = jnp.arange(self.time.size) == self.count
 
-        def store(column, value):  # slices rather than scatters, which keep XLA from compiling the time loop as a whole
-            kept = jax.lax.dynamic_index_in_dim(column, self.count, keepdims=False)
-            value = jnp.where(self.count < self.time.size, value, kept)
-            return jax.lax.dynamic_update_index_in_dim(column, value, self.count, 0)
+        def store(
+            column, value
+        ):  # a mask: with scatters, or with slices under vmap, XLA does not compile the time loop whole
+            return jnp.where(here.reshape(-1, *(1,) * value.ndim), value, column)
 
         entry = (time, contacts, rate_before, impulse)
         time, contacts, rate_before, impulse = (store(*pair) for pair in zip(self[:4], entry, strict=True))
