@@ -10,7 +10,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float
 
 
-def by_precision(dtype: Any, double: float, single: float) -> float:
+def by_precision(dtype: Any, double: Any, single: Any) -> Any:
     """What counts as rounding, in float64 or in float32."""
     return double if dtype == jnp.float64 else single
 

@@ -11,6 +11,7 @@ from jaxsim.schemes.flow import Forces, Indicators, Mode, Target, arrive, decide
 from jaxsim.schemes.impact_time import GRADIENTS
 from jaxsim.schemes.state import ImpactLog, State, StepInfo, check_option
 from jaxsim.schemes.velocity import velocity_step
+from jaxsim.solve import by_precision
 from jaxsim.system import constraint_jacobian, gap_rate, has_friction, restitution
 
 _ROOT_ITERATIONS = 80
@@ -206,8 +207,10 @@ def _next_event(
         none = Indicators(gap > 0, gap > 0)
         return _Event(jnp.asarray(False), left, none, gap, jnp.asarray(True), jnp.asarray(0))
     now = touching & ~at_rest & (rate < 0)  # approaches already
-    # An open contact at rest lies at gap = 0 to rounding: only more than that is a sign change.
-    slack = jnp.where(~mode.held & at_rest, -jnp.maximum(jnp.abs(gap), 1e-7 * dt), 0.0)
+    # An open contact at rest lies at gap = 0 to rounding: only more than that is a sign change. In float32 the rounding of q
+    # is more than any motion within the step.
+    rounding = by_precision(gap.dtype, 1e-7 * dt, jnp.finfo(jnp.float32).eps * jnp.max(jnp.abs(state.q)))
+    slack = jnp.where(~mode.held & at_rest, -jnp.maximum(jnp.abs(gap), rounding), 0.0)
 
     def point(tau):
         end, _ = flow(system, t, state, tau, mode)
