@@ -60,10 +60,13 @@ class Trajectory:
         index = tuple(failing[0]) if np.ndim(self.failed_step) else ()
         active = np.flatnonzero(np.asarray(self.failed_active)[index]).tolist()
         lane = f"run {list(map(int, index))} ({len(failing)} of {steps.size} runs failed): " if index else ""
+        remedy = "a smaller dt usually helps"
+        if self.impacts is not None:
+            remedy = "more impacts per step (max_impacts of the scheme) or a smaller dt usually help"
         raise SimulationError(
             f"{lane}step {int(np.asarray(self.failed_step)[index])} at t = {np.asarray(self.failed_time)[index]:.9g} s "
             f"failed: residual {np.asarray(self.failed_residual)[index]:.3g}, "
-            f"active contacts {active if active else 'none'}; a smaller dt usually helps"
+            f"active contacts {active if active else 'none'}; {remedy}"
         )
 
     def summary(self) -> str:

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import jaxsim
-from jaxsim.systems import BouncingBall, NewtonsCradle, SlidingBlock
+from jaxsim.systems import BallOnTable, BouncingBall, DoublePendulum, NewtonsCradle, SlidingBlock
 
 BALL = BouncingBall()
 
@@ -205,6 +205,49 @@ def test_growth():
     report = jaxsim.gradient_check(f, BALL, ["restitution"])
     assert "growth" in report.flags[0] and "growth: " in str(report)
     assert report.verdicts == ("undecided",)  # what means little need not be wrong
+
+
+def test_the_horizon_of_chaos():
+    """A ball on a table that shakes: bounces multiply what a parameter changes."""
+    table = BallOnTable(amplitude=0.02)
+
+    def f(table):
+        return jaxsim.simulate(table, [0.3], [0.0], dt=0.01, num_steps=400, scheme=jaxsim.EventDriven(), save_every=10)
+
+    report = jaxsim.gradient_check(f, table, ["restitution"])
+    assert "growth" in report.flags[0] and report.verdicts == ("undecided",)
+    (horizon,) = report.horizon
+    assert 0.5 < horizon < 2 and f"restitution: derivatives tell little beyond t = {horizon:g} s" in str(report)
+
+    def until(horizon):
+        return lambda table: jaxsim.simulate(
+            table, [0.3], [0.0], dt=0.01, num_steps=round(horizon / 0.01), scheme=jaxsim.EventDriven(), save_every=10
+        )
+
+    before = jaxsim.gradient_check(until(horizon - 0.3), table, ["restitution"])
+    assert before.verdicts == ("agrees",) and before.horizon[0] == np.inf, str(before)
+
+
+@pytest.mark.slow
+def test_growth_follows_the_lyapunov_exponent():
+    """Double pendulum beside a wall: growth of the derivative against the separation of two trajectories, renormalised."""
+    scheme, q0, seconds = jaxsim.EventDriven(), jnp.array([-2.0, -2.5]), 20
+
+    def run(q, v, steps=100):
+        end = jaxsim.simulate(DoublePendulum(), q, v, dt=0.01, num_steps=steps, scheme=scheme, save_every=steps)
+        return jnp.concatenate([end.q[-1], end.v[-1]])
+
+    direction = jnp.array([1.0, 0.0])
+    tangent = jax.jit(lambda q: jax.jvp(lambda q: run(q, jnp.zeros(2), 100 * seconds), (q,), (direction,))[1])(q0)
+    step = jax.jit(run)
+    at, size, growth = jnp.concatenate([q0, jnp.zeros(2)]), 1e-7, 0.0
+    beside = at + size * jnp.concatenate([direction, jnp.zeros(2)])
+    for _ in range(seconds):
+        at, beside = step(at[:2], at[2:]), step(beside[:2], beside[2:])
+        ratio = jnp.linalg.norm(beside - at) / size
+        growth, beside = growth + jnp.log(ratio), at + (beside - at) / ratio
+    assert growth > 5  # chaos
+    np.testing.assert_allclose(jnp.log(jnp.linalg.norm(tangent)), growth, rtol=0.05)
 
 
 def test_other_steps():

@@ -81,11 +81,12 @@ class EventDriven:
     gradient: str = "impact-time"
 
     def __post_init__(self):
-        if self.max_impacts < 1 or self.max_logged < 0 or not self.rest_speed > 0:
-            raise ValueError(
-                f"max_impacts = {self.max_impacts} and rest_speed = {self.rest_speed} must be positive, "
-                f"max_logged = {self.max_logged} not negative"
-            )
+        for name, least in (("max_impacts", 1), ("max_logged", 0)):
+            value = getattr(self, name)
+            if not isinstance(value, int) or value < least:
+                raise ValueError(f"{name} = {value!r} must be an integer of at least {least}")
+        if not self.rest_speed > 0:
+            raise ValueError(f"rest_speed = {self.rest_speed} must be positive")
         check_option("gradient", self.gradient, GRADIENTS)
 
     def start(self, system: Any, state: State, t: Any) -> EventState:
@@ -117,7 +118,11 @@ class EventDriven:
             active=slot.touched,
             iterations=slot.iterations,
             residual=jnp.where(slot.done, 0.0, t + dt - slot.t),
-            converged=slot.done & slot.fine & jnp.all(jnp.isfinite(slot.state.q)) & jnp.all(jnp.isfinite(slot.state.v)),
+            converged=slot.done
+            & slot.fine
+            & (slot.hits <= self.max_impacts)
+            & jnp.all(jnp.isfinite(slot.state.q))
+            & jnp.all(jnp.isfinite(slot.state.v)),
         )
         return (EventState(*slot.state, slot.impacts) if isinstance(state, EventState) else slot.state), info
 
